@@ -25,7 +25,7 @@ def parse_json(text: str) -> Any:
     try:
         value = strict_json(text, _refuse)
     except RecursionError:
-        raise ValueError("it nests too deep") from None
+        raise ValueError("nested too deeply") from None
     canonical_json(value)
     return value
 
@@ -40,7 +40,7 @@ def strict_json(text: str, of_constant: Callable[[str], object]) -> Any:
 
 def _written(value: object, depth: int) -> str:
     if depth < 0:
-        raise ValueError(f"it nests deeper than {MAX_DEPTH}")
+        raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
     match value:
         case None | bool():
             return {None: "null", True: "true", False: "false"}[value]
@@ -53,18 +53,18 @@ def _written(value: object, depth: int) -> str:
             return _number(value)
         case Mapping():
             if not all(isinstance(key, str) for key in value):
-                raise ValueError("a key is no text")
+                raise ValueError("a key is not a string")
             keys = sorted(value, key=lambda key: key.encode("utf-16-be"))
             return "{" + ",".join(f"{_written(key, 0)}:{_written(value[key], depth - 1)}" for key in keys) + "}"
         case Sequence() if not isinstance(value, bytes | bytearray | memoryview):
             return "[" + ",".join(_written(one, depth - 1) for one in value) + "]"
-    raise ValueError(f"{type(value).__name__} is no JSON")
+    raise ValueError(f"{type(value).__name__} is not a JSON type")
 
 
 def _number(value: float) -> str:
     """Return a double as ECMAScript writes it: 1 for 1.0, 1e+21, 1e-7."""
     if not math.isfinite(value):
-        raise ValueError(f"{value} is no JSON")
+        raise ValueError(f"{value} is not a JSON number")
     if value == int(value) and abs(value) < 1e21:
         return str(int(value))
     mantissa, _, exponent = repr(value).partition("e")
@@ -80,9 +80,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is given twice")
+        raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}")
     return found
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")

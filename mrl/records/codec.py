@@ -53,5 +53,5 @@ def unpack_array(data: bytes, dtype: str) -> npt.NDArray[Any]:
     """
     item_bytes = np.dtype("<" + dtype).itemsize
     if len(data) % item_bytes:
-        raise RecordError(f"{len(data)} bytes are no whole number of {dtype} items")
+        raise RecordError(f"{len(data)} bytes are not a whole number of {dtype} items")
     return np.frombuffer(data, dtype="<" + dtype)

@@ -42,7 +42,7 @@ class ToolCall(msgspec.Struct, frozen=True):
         except ValueError as error:
             raise RecordError(f"arguments of {self.name}: {error}") from None
         if not isinstance(value, dict) or canonical_json(value) != self.arguments:
-            raise RecordError(f"arguments of {self.name}: no JSON object in canonical form")
+            raise RecordError(f"arguments of {self.name}: not a JSON object in canonical form")
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, Any]) -> "ToolCall":
@@ -73,9 +73,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if self.role not in get_args(MessageRole):
-            raise RecordError(f"role {self.role!r:.40} is none")
+            raise RecordError(f"unknown role {self.role!r:.40}; wanted one of {', '.join(get_args(MessageRole))}")
         if self.tool_calls and self.role != "assistant":
-            raise RecordError(f"a message of role {self.role} makes tool calls")
+            raise RecordError(f"a message of role {self.role} has tool calls; only assistant messages may")
         if len(self.tool_calls) > MAX_TURN_CALLS:
             raise RecordError(f"{len(self.tool_calls)} tool calls; at most {MAX_TURN_CALLS}")
         if self.name:
@@ -102,13 +102,13 @@ class ToolSpec(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         check_name("a tool's name", self.name)
         if self.num_bytes > MAX_SCHEMA_BYTES:
-            raise RecordError(f"schema of {self.name}: at most {MAX_SCHEMA_BYTES:,} bytes")
+            raise RecordError(f"schema of {self.name}: {self.num_bytes:,} bytes; at most {MAX_SCHEMA_BYTES:,}")
         try:
             value = parse_json(self.parameters)
         except ValueError as error:
             raise RecordError(f"schema of {self.name}: {error}") from None
         if not isinstance(value, dict) or value.get("type") != "object":
-            raise RecordError(f"schema of {self.name}: no object of arguments")
+            raise RecordError(f'schema of {self.name}: not a JSON schema of type "object"')
 
     @property
     def num_bytes(self) -> int:
@@ -161,7 +161,7 @@ def bytes_of(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
-        raise RecordError("text that is not UTF-8: it holds a lone surrogate") from None
+        raise RecordError("the text is not UTF-8: it has an unpaired surrogate") from None
 
 
 def shortened(segment: EpisodeSegment) -> EpisodeSegment:

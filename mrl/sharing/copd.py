@@ -86,7 +86,7 @@ class CopdParameters(Table):
     @model_validator(mode="after")
     def _has_a_phase(self) -> "CopdParameters":
         if not self.rl_steps + self.distil_steps:
-            raise ValueError("rl_steps and distil_steps are both 0; got no step; wanted one of them >= 1")
+            raise ValueError("rl_steps and distil_steps are both 0; wanted at least one of them >= 1")
         return self
 
     def teachers_of(self, policy: str, policies: Sequence[str]) -> tuple[str, ...]:

@@ -112,17 +112,17 @@ class PrpParameters(PeerGroupParameters):
             if key in self.model_fields_set and self.variant not in variants:
                 wanted = " or ".join(map(repr, variants))
                 raise ValueError(
-                    f"{key} is not in use; got variant {self.variant!r}; wanted {wanted}; cure: leave {key} out"
+                    f"{key} has no effect; got variant {self.variant!r}; wanted {wanted}; cure: remove {key}"
                 )
         if self.variant == "decoupled" and self.weight_level != "token" and self.spreading == "none":
             raise ValueError(
-                "spreading 'none' counts a span once per own token in a sum over the row; "
-                f"got weight_level {self.weight_level!r}; wanted 'token'; cure: set that, or leave spreading out"
+                "spreading 'none' needs weight_level 'token', as a sum over the row counts a span once per own token; "
+                f'got weight_level {self.weight_level!r}; cure: set weight_level = "token", or remove spreading'
             )
         if self.negative_divergence is not None and self.spreading == "none":
             raise ValueError(
-                "negative_divergence is a mean over a row, and spreading 'none' counts a span once per own token; "
-                "got both; wanted another spreading, or no negative_divergence"
+                "negative_divergence cannot be combined with spreading 'none', which counts a span once per own token; "
+                "cure: set another spreading, or remove negative_divergence"
             )
         return self
 

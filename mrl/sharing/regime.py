@@ -305,14 +305,14 @@ def check_absorbed(absorbed: object, components: Sequence[Component]) -> None:
     names = sorted(component.name for component in components)
 
     def refused(got: object, wanted: str) -> PluginError:
-        return PluginError("what absorb returned cannot be trained on", where="sharing.regime", got=got, wanted=wanted)
+        return PluginError("the result of absorb cannot be trained on", where="sharing.regime", got=got, wanted=wanted)
 
     if not isinstance(absorbed, Absorbed):
-        raise refused(absorbed, "mrl.sharing.regime.Absorbed, such as self.absorbed(...) makes")
+        raise refused(absorbed, "a mrl.sharing.regime.Absorbed, as self.absorbed(...) returns it")
     if sorted(absorbed.denominators) != names or not all(value > 0 for value in absorbed.denominators.values()):
         raise refused(absorbed.denominators, f"denominators above 0, one for each component: {', '.join(names)}")
     if strangers := {row.component for row in absorbed.examples} - set(names):
-        raise refused(f"a row of {min(strangers)}", f"rows of the components {', '.join(names)}")
+        raise refused(f"a row of the component {min(strangers)}", f"rows of the components {', '.join(names)}")
 
 
 def _is_called_alike(found: object, name: str, wanted: Callable[..., Any]) -> bool:

@@ -197,14 +197,14 @@ def check_objectives(table: Mapping[str, Any], policies: Mapping[str, PolicyTabl
             continue
         if objective.drop_uniform_groups and regime_kind(table, where).learns_of_uniform_groups:
             raise ConfigError(
-                f"policies.{policy}.objective.drop_uniform_groups: {name} learns of the groups that this drops",
+                f"policies.{policy}.objective.drop_uniform_groups: {name} learns from the groups that this drops",
                 where=where,
                 got=True,
                 cure=f"set policies.{policy}.objective.drop_uniform_groups = false",
             )
         if _teachers_of(table, policy, policies) and not clips_tokens(objective.term):
             raise ConfigError(
-                f"policies.{policy}.objective.method: what a teacher says stands in a clip of tokens",
+                f"policies.{policy}.objective.method: with a teacher, token ratios must be clipped",
                 where=where,
                 got=of_policy.objective.method,
                 wanted="grpo, dr_grpo or dapo",
@@ -222,11 +222,11 @@ def check_episodes(table: Mapping[str, Any], tasks: Mapping[str, TaskTable], whe
     if played and not regime_kind(table, where).carries_episodes:
         known = ", ".join(regime for regime, kind in REGIMES.items() if kind.carries_episodes)
         raise ConfigError(
-            f"sharing.regime: {name} shares answers of one turn, and no episodes",
+            f"sharing.regime: {name} does not support tasks with an environment or agents",
             where=where,
             got=f"tasks.{played[0]}.source = {tasks[played[0]].source}",
             wanted=f"one of {known}",
-            cure="another regime, or a task of prompts and answers",
+            cure="use another regime, or a task of prompts and answers",
         )
 
 
@@ -240,10 +240,10 @@ def check_votes(config: RunConfig, where: str) -> None:
     xgrpo = config.sharing.get("xgrpo", {})
     mistakes = [
         ("sharing.regime", name, not regime_kind(config.sharing, where).takes_voted_rewards, f"one of {known}"),
-        (f"sharing.{REPLAY}", "a table", bool(replayed_kinds(config.sharing)), "no such table: that run has no votes"),
+        (f"sharing.{REPLAY}", "a table", bool(replayed_kinds(config.sharing)), "no table: old runs have no votes"),
         *((f"pool.{key}", getattr(pool, key), getattr(pool, key) < 1, "1") for key in ("keep_solved", "keep_hopeless")),
         *(
-            (f"sharing.xgrpo.{key}", xgrpo[key], True, f"sharing.{COLLECTIVE}.{key}, which bounds all waits then")
+            (f"sharing.xgrpo.{key}", xgrpo[key], True, f"sharing.{COLLECTIVE}.{key} in its place")
             for key in ("peer_hold_versions", "peer_wait_s")
             if name == "xgrpo" and key in xgrpo
         ),
@@ -255,11 +255,11 @@ def check_votes(config: RunConfig, where: str) -> None:
     for key, got, is_mistaken, wanted in mistakes:
         if is_mistaken:
             raise ConfigError(
-                f"{key}: the answers of tasks.{voted} have no rewards before the vote",
+                f"{key}: the answers of tasks.{voted} have no rewards until the vote",
                 where=where,
                 got=got,
                 wanted=wanted,
-                cure=f"set {key} so, or give tasks.{voted} another verifier than {COLLECTIVE}",
+                cure=f"change {key}, or set tasks.{voted}.verifier to another verifier than {COLLECTIVE}",
             )
 
 
@@ -272,16 +272,16 @@ def check_reuse(config: RunConfig, where: str) -> None:
     voted = next((name for name, task in config.tasks.items() if task.is_voted), None)
     if voted is not None:
         raise ConfigError(
-            f"{key}: peers vote once on the answers of tasks.{voted}, and these would have other rewards later",
+            f"{key}: peers vote only once on the answers of tasks.{voted}, so own groups cannot be trained on again",
             where=where,
             got=config.policies[policy].learner.reuse_share,
             wanted="0",
-            cure=f"leave it out, or give tasks.{voted} another verifier than {COLLECTIVE}",
+            cure=f"remove the key, or set tasks.{voted}.verifier to another verifier than {COLLECTIVE}",
         )
     if not regime_kind(config.sharing, where).reuses:
         known = ", ".join(name for name, kind in REGIMES.items() if kind.reuses)
         raise ConfigError(
-            f"{key}: under {_name(config.sharing)} peers are heard on an own group once, and not when it comes again",
+            f"{key}: {_name(config.sharing)} uses peer records only once, so own groups cannot be trained on again",
             where=where,
             got=config.policies[policy].learner.reuse_share,
             wanted=f"0, or sharing.regime one of {known}",
@@ -315,29 +315,29 @@ def _check_turns(name: str, tasks: Mapping[str, TaskTable], where: str) -> None:
     for task, of_task in tasks.items():
         if of_task.source == "agent":
             raise ConfigError(
-                f"sharing.regime: {name} plays a peer's turns again, and agents of {task} do not say the same again",
+                f"sharing.regime: {name} replays a peer's turns, and the agents of {task} cannot be replayed",
                 where=where,
                 got=f"tasks.{task}.source = agent",
                 wanted="tasks that have an environment, and max_turns >= 2",
-                cure="--sharing.regime sgt, or run this task by itself",
+                cure="use --sharing.regime sgt, or run this task in a run of its own",
             )
         if of_task.source != "environment" or of_task.max_turns < 2:
             key = "max_turns" if of_task.source == "environment" else "source"
             raise ConfigError(
-                f"sharing.regime: {name} goes on behind a peer's first turns, and answers of {task} have but one",
+                f"sharing.regime: {name} continues after a peer's first turns, but answers of {task} have one turn",
                 where=where,
                 got=f"tasks.{task}.{key} = {getattr(of_task, key)}",
                 wanted="tasks that have an environment, and max_turns >= 2",
-                cure="--sharing.regime sgt, or run this task by itself",
+                cure="use --sharing.regime sgt, or run this task in a run of its own",
             )
 
 
 def _fault_of(found: object) -> str:
     """Return what a plug-in has to be, where it is no regime; "" where it is one."""
     if not (isinstance(found, RegimeKind) and issubclass(found.parameters, Table) and callable(found.build)):
-        return "a mrl.sharing.regimes.RegimeKind(parameters, build): parameters a mrl.config.table.Table"
+        return "a mrl.sharing.regimes.RegimeKind(parameters, build), with a mrl.config.table.Table as parameters"
     lacks = lacks_of_regime(found.build) if isinstance(found.build, type) else ""
-    return f"also {lacks} in {found.build.__name__}" if lacks else ""
+    return f"{lacks} in {found.build.__name__}" if lacks else ""
 
 
 def _of_plugin(kind: RegimeKind, parameters: Table, context: SharingContext) -> Regime:
@@ -349,10 +349,11 @@ def _of_plugin(kind: RegimeKind, parameters: Table, context: SharingContext) -> 
     except UserError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise PluginError(f"{name} cannot be built ({said})", where=where, wanted="(parameters, context)") from error
+        said, wanted = f"{type(error).__name__}: {error}", "a callable with the arguments (parameters, context)"
+        raise PluginError(f"{name} cannot be created ({said})", where=where, wanted=wanted) from error
     if lacks:
-        raise PluginError(f"{name} makes no regime", where=where, got=type(regime).__name__, wanted=f"also {lacks}")
+        what, wanted = f"{name} does not return a regime", f"an object with {lacks}"
+        raise PluginError(what, where=where, got=type(regime).__name__, wanted=wanted)
     return regime
 
 

@@ -51,9 +51,9 @@ class XgrpoParameters(PeerGroupParameters):
     @model_validator(mode="after")
     def _no_contradiction(self) -> "XgrpoParameters":
         if self.baseline == "peer_only" and self.peer_weight is not None:
-            raise ValueError("peer_only is peer_weight = 1; leave one of them out")
+            raise ValueError("baseline 'peer_only' already means peer_weight = 1; cure: remove one of them")
         if self.baseline != "rescaled" and "window_steps" in self.model_fields_set:
-            raise ValueError(f"window_steps is not in use; got baseline {self.baseline!r}; wanted 'rescaled'")
+            raise ValueError(f"window_steps has no effect; got baseline {self.baseline!r}; wanted 'rescaled'")
         return self
 
 

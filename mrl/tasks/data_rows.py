@@ -58,16 +58,16 @@ def check_of_folder(dataset: str, given: Collection[str], *, where: str) -> None
     """Check options. Raises TaskError where `given` has `split` or `subset` and the data set is a single file."""
     for option in ("split", "subset"):
         if option in given and Path(dataset).is_file():
-            what, wanted = f"options.{option}: a single file has none", "a folder, or a data set of the hub"
-            raise TaskError(what, where=where, got=dataset, wanted=wanted, cure=f"leave options.{option} out")
+            what, wanted = f"options.{option}: a single file has no {option}", "a folder, or a data set of the hub"
+            raise TaskError(what, where=where, got=dataset, wanted=wanted, cure=f"remove options.{option}")
 
 
 def _check_not_saved(folder: Path, names: Sequence[str], *, where: str) -> None:
     """Raises TaskError for a folder that `save_to_disk` of the package datasets wrote: its JSON files hold no rows."""
     if any(posixpath.basename(name) == SAVED for name in names) and any(name.endswith(ARROW) for name in names):
-        what, wanted = "a data set of save_to_disk, whose Arrow files are not read", "JSONL or Parquet files"
-        cure = f"in Python: datasets.load_from_disk({str(folder)!r})['train'].to_parquet('train.parquet')"
-        cure += "; without ['train'] where it has no splits"
+        what, wanted = "Arrow files written by save_to_disk cannot be read", "JSONL or Parquet files"
+        cure = f"convert in Python: datasets.load_from_disk({str(folder)!r})['train'].to_parquet('train.parquet')"
+        cure += "; omit ['train'] if the data set has no splits"
         raise TaskError(what, where=f"{where}: {folder}", wanted=wanted, cure=cure)
 
 
@@ -88,8 +88,8 @@ def kept(rows: Iterator[Row], wanted: Mapping[str, Any], *, where: str) -> Itera
             num_kept += 1
             yield place, row
     if wanted and not num_kept:
-        got, cure = f"none of {num_rows} rows", "look at the values that its columns have"
-        raise TaskError("options.filter: keeps no row", where=where, got=got, wanted=str(dict(wanted)), cure=cure)
+        got, cure = f"none of {num_rows} rows", "check the values in these columns"
+        raise TaskError("options.filter: no row matches", where=where, got=got, wanted=str(dict(wanted)), cure=cure)
 
 
 def split_files(names: Sequence[str], readme: str, split: Split, *, where: str) -> list[str]:
@@ -112,7 +112,8 @@ def split_files(names: Sequence[str], readme: str, split: Split, *, where: str) 
         whole = SHARD.search(name)
         if whole and sum(other.partition("-of-")[2] == name.partition("-of-")[2] for other in found) < int(whole[1]):
             what = f"files of the split {split.name!r} are missing"
-            raise TaskError(what, where=where, got=f"{len(found)}, such as {name}", wanted=f"{int(whole[1])}")
+            got, wanted = f"{len(found)}, such as {name}", f"{int(whole[1])} files"
+            raise TaskError(what, where=where, got=got, wanted=wanted)
     return found
 
 
@@ -200,9 +201,9 @@ def _check_one(known: Collection[str], where: str) -> str:
     """Return the only subset, or "" where there is none. Raises TaskError for several."""
     if len(known) > 1:
         got = ", ".join(sorted(name or "the outer folder" for name in known)[:8])
-        what = "options.subset: the data set has several, and none is chosen"
-        cure = "name one of them, or give a folder or file of its own as the dataset"
-        raise TaskError(what, where=where, got=got, wanted="one", cure=cure)
+        what = "options.subset is not set, and the data set has several subsets"
+        cure = "set options.subset to one of them, or set dataset to a single folder or file"
+        raise TaskError(what, where=where, got=got, wanted="one of them", cure=cure)
     return next(iter(known), "")
 
 
@@ -221,12 +222,12 @@ def _rows_of_file(path: Path, *, where: str, get: str, form: str) -> Iterator[Ro
         yield from jsonl_rows(path, where=where, get=get, form=form)
         return
     if not path.is_file():
-        what = f"data file {str(path)!r} is not there{relative_to(path)}"
+        what = f"data file {str(path)!r} does not exist{relative_to(path)}"
         raise MissingError(what, where=where, wanted=form.replace("JSONL", "Parquet"), cure=get)
     try:
         pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
-        what = "the package pyarrow is not there, which reads Parquet files"
+        what = "the package pyarrow, which reads Parquet files, is not installed"
         raise MissingError(what, where=where, cure=INSTALL_PARQUET) from None
     number = 0
     try:
@@ -238,6 +239,6 @@ def _rows_of_file(path: Path, *, where: str, get: str, form: str) -> Iterator[Ro
                     yield f"{path}:{number}", json.loads(written, parse_constant=nothing)
     except (pyarrow.ArrowException, OSError) as error:
         got = " ".join(str(error).split())[:100]
-        raise TaskError("no Parquet file, or a damaged one", where=str(path), got=got, cure=get) from None
+        raise TaskError("not a valid Parquet file", where=str(path), got=got, cure=get) from None
     if not number:
-        raise TaskError("the file holds no row", where=str(path), wanted=form, cure=get)
+        raise TaskError("the file has no rows", where=str(path), wanted=form, cure=get)

@@ -33,7 +33,7 @@ def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple
     """
     if not path.is_file():
         raise MissingError(
-            f"data file {str(path)!r} is not there{relative_to(path)}", where=where, wanted=form, cure=get
+            f"data file {str(path)!r} does not exist{relative_to(path)}", where=where, wanted=form, cure=get
         )
     num_rows, number = 0, 0
     with path.open("rb") as lines:
@@ -49,8 +49,8 @@ def jsonl_rows(path: Path, *, where: str, get: str, form: str) -> Iterator[tuple
                 num_rows += 1
                 yield place, _row(text.strip(), place, form)
     if not num_rows:
-        what = "the file is empty" if not number else "the file holds no row, blank lines alone"
-        raise TaskError(what, where=str(path), wanted=form, cure=get or "write the prompts into it")
+        what = "the file is empty" if not number else "the file has only blank lines"
+        raise TaskError(what, where=str(path), wanted=form, cure=get or "add the prompts to the file")
 
 
 def nothing(_: str) -> None:
@@ -59,7 +59,7 @@ def nothing(_: str) -> None:
 
 def relative_to(path: Path) -> str:
     """Return in words the folder that a relative path starts from; empty for an absolute path."""
-    return "" if path.is_absolute() else f" (relative to {Path.cwd()}, the folder that mrl was started in)"
+    return "" if path.is_absolute() else f" (relative to the working directory {Path.cwd()})"
 
 
 def _check_mark(first: bytes, path: Path) -> None:
@@ -71,11 +71,11 @@ def _check_mark(first: bytes, path: Path) -> None:
 def _text(line: bytes, place: str, path: Path) -> str:
     if len(line) > MAX_LINE_BYTES:
         raise TaskError(
-            "the line is too long for a row",
+            "the line is too long",
             where=place,
             got=f"more than {MAX_LINE_BYTES:,} bytes",
-            wanted=f"at most {MAX_LINE_BYTES:,} bytes, one JSON object a line",
-            cure="break the file into lines, or leave the row out",
+            wanted=f"one JSON object per line, of at most {MAX_LINE_BYTES:,} bytes",
+            cure="write one row per line, or remove the row",
         )
     if b"\0" in line:
         raise _other_encoding(place, "UTF-16", path)
@@ -83,12 +83,14 @@ def _text(line: bytes, place: str, path: Path) -> str:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         found = line[error.start : error.start + 1].hex()
-        raise _other_encoding(place, "LATIN1", path, f"the byte 0x{found} after {error.start} others") from None
+        raise _other_encoding(
+            place, "LATIN1", path, f"the byte 0x{found} at offset {error.start} of the line"
+        ) from None
 
 
 def _other_encoding(place: str, encoding: str, path: Path, got: str = "") -> TaskError:
     written = "iconv -f {} -t UTF-8 {} > {}".format(encoding, path, path.with_suffix(".utf8.jsonl"))
-    guess = f" (or whatever it is in, in place of {encoding})" if got else ""
+    guess = f" (if the file is not {encoding}, give its actual encoding)" if got else ""
     return TaskError(
         "the text is not UTF-8", where=place, got=got or f"{encoding} text", wanted="UTF-8", cure=f"{written}{guess}"
     )
@@ -100,10 +102,14 @@ def _row(line: str, place: str, form: str) -> Mapping[str, Any]:
         json.dumps(row, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start])[1:-1]
-        what = f"{half} is half of a character, which is no text"
-        raise TaskError(what, where=place, got=line[:SHOWN_CHARS], cure="both halves, or neither") from error
+        what, cure = f"unpaired surrogate {half}", "write the complete surrogate pair, or remove it"
+        raise TaskError(what, where=place, got=line[:SHOWN_CHARS], cure=cure) from error
     except (ValueError, RecursionError) as error:
-        cure = "mend the line; a list over several lines is no JSONL" if line[:1] in "[{" and len(line) < 3 else ""
+        cure = (
+            "write each object on one line; a list over several lines is not JSONL"
+            if line[:1] in "[{" and len(line) < 3
+            else ""
+        )
         at = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise TaskError(f"not valid JSON: {at}", where=place, got=line[:SHOWN_CHARS], wanted=form, cure=cure) from error
     if not isinstance(row, dict):

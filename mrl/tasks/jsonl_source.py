@@ -32,7 +32,7 @@ from mrl.tasks.source import Item, Part, Turn
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
 ROW = '{"prompt": "...", "reference": "..."}'
-FORM = f"a JSONL file, one object a line: {ROW}"
+FORM = f"a JSONL file, one object per line: {ROW}"
 MESSAGES = "messages"
 """Key of a row with a conversation, read where the row has no `prompt_key`."""
 ROLES = ("system", "user", "assistant", "tool")
@@ -120,7 +120,7 @@ class JsonlSource:
         if reference is None or reference is ABSENT:
             raise _lacking(self._options.reference_key, "reference_key", place, row)
         if (size := len(text.encode("utf-8", "surrogatepass"))) > MAX_PROMPT_BYTES:
-            wanted, cure = f"at most {MAX_PROMPT_BYTES:,} bytes", "leave the row out, or cut its prompt"
+            wanted, cure = f"at most {MAX_PROMPT_BYTES:,} bytes", "remove the row, or shorten its prompt"
             raise TaskError("the prompt is too long", where=place, got=f"{size:,} bytes", wanted=wanted, cure=cure)
         reference = reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False)
         return text, turns if len(turns) > 1 else (), reference, json.dumps(row, ensure_ascii=False)
@@ -142,13 +142,13 @@ def _turns(messages: list[Any], place: str, key: str) -> tuple[Turn, ...]:
     for number, message in enumerate(messages, start=1):
         role, content = (message.get("role"), _said(message)) if isinstance(message, dict) else (None, None)
         if role not in ROLES or content is None:
-            wanted = f'{{"role": one of {", ".join(ROLES)}, "content": text, or parts of the type "text"}}'
+            wanted = f'{{"role": one of {", ".join(ROLES)}, "content": a text, or a list of parts of type "text"}}'
             got = json.dumps(message, ensure_ascii=False)[:80]
-            raise TaskError(f"{key}: message {number} cannot be asked", where=place, got=got, wanted=wanted)
+            raise TaskError(f"{key}: message {number} is not valid", where=place, got=got, wanted=wanted)
         turns.append((role, content))
     if turns[-1][0] != "user":
-        cure = "leave the last answer out of the prompt, and give it as the reference if it is one"
-        what = f"{key}: the last message is no question"
+        cure = "remove the last answer from the prompt; if it is the right answer, make it the reference"
+        what = f"{key}: the last message is not from the user"
         raise TaskError(what, where=place, got=f"role {turns[-1][0]!r}", wanted="role 'user'", cure=cure)
     return tuple(turns)
 
@@ -171,12 +171,12 @@ def _shown(turns: Sequence[Turn]) -> str:
 def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskError:
     if (value := _value(row, key)) is not ABSENT:
         got = json.dumps(value, ensure_ascii=False)[:60]
-        wanted = "text, or a list of messages" if option == "prompt_key" else "text, or any JSON but null"
-        return TaskError(f"{key!r} holds nothing to use", where=place, got=got, wanted=wanted)
+        wanted = "text, or a list of messages" if option == "prompt_key" else "text, or any JSON value except null"
+        return TaskError(f"{key!r} has no usable value", where=place, got=got, wanted=wanted)
     near = nearest(key, row)
     flag = f"--{option.replace('_', '-')} of `mrl init`"
-    cure = f"options.{option} = {near or 'the name of its column'!r}, in the task's table, or {flag}"
-    return TaskError(f"row without {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=ROW, cure=cure)
+    cure = f"set options.{option} = {near or 'NAME OF THE COLUMN'!r} in the task's table, or use {flag}"
+    return TaskError(f"the row has no key {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=ROW, cure=cure)
 
 
 def _hashed_part(prompt: str) -> Part:

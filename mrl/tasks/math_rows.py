@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mrl.errors import TaskError
 from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer
 
-FORM = 'a JSONL file, one object a line: {"problem": "...", "solution": "... \\\\boxed{...}"} or "answer": "..."'
+FORM = 'a JSONL file, one object per line: {"problem": "...", "solution": "... \\\\boxed{...}"} or "answer": "..."'
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,12 @@ def read_problems(rows: Iterator[tuple[str, Mapping[str, Any]]], keys: Keys) -> 
             unusable.append(f"{place}: no {'reference answer' if problem else 'problem'} (keys {sorted(row)[:8]})")
     if len(unusable) > len(problems):
         got = f"{len(unusable)} unusable rows of {len(unusable) + len(problems)}"
-        raise TaskError(unusable[0], got=got, wanted=FORM, cure="name the keys in the task's options")
+        raise TaskError(
+            unusable[0],
+            got=got,
+            wanted=FORM,
+            cure="set problem_keys, answer_keys or solution_keys in the task's options",
+        )
     return problems
 
 

@@ -26,7 +26,7 @@ from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
-INSTALL = "pip install 'mrl[tasks]' (it holds math-verify)"
+INSTALL = "pip install 'mrl[tasks]' (includes math-verify)"
 HUB = "hub:"
 PROMPT = "{problem}\nPlease reason step by step, and put your final answer within \\boxed{}."
 DEFAULT_KEYS = Keys()
@@ -66,11 +66,11 @@ class MathSource:
         """Raises MissingError for a file or package that is not there, TaskError for bad options or contents."""
         if dataset.startswith(HUB):
             raise TaskError(
-                "a data set of the hub is named without a prefix",
+                f"data sets of the Hugging Face hub are named without the prefix {HUB!r}",
                 where=where,
                 got=dataset,
-                wanted="its id, OWNER/NAME",
-                cure=f"dataset = {json.dumps(dataset.removeprefix(HUB))}, which `mrl fetch` fetches",
+                wanted="OWNER/NAME",
+                cure=f"set dataset = {json.dumps(dataset.removeprefix(HUB))} and run `mrl fetch`",
             )
         self._options = _options(options, where)
         check_of_folder(dataset, self._options.model_fields_set, where=where)
@@ -123,7 +123,9 @@ class MathSource:
 def _options(options: Mapping[str, Any], where: str) -> MathOptions:
     checked = checked_options(MathOptions, options, where=where)
     if "{problem}" not in checked.prompt:
-        raise TaskError("options.prompt: no place for the problem", where=where, got=checked.prompt, wanted="{problem}")
+        raise TaskError(
+            "options.prompt: the placeholder {problem} is missing", where=where, got=checked.prompt, wanted="{problem}"
+        )
     return checked
 
 

@@ -164,8 +164,8 @@ class TaskPool:
         try:
             return self._by_id[prompt_id]
         except KeyError:
-            cure = "all processes of a run need the same tasks, pool and versions of packages"
-            raise TaskError("prompt id is not in the pool", got=prompt_id, cure=cure) from None
+            cure = "run all processes with the same tasks, pool settings and package versions"
+            raise TaskError("the prompt id is not in the pool", got=prompt_id, cure=cure) from None
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         return np.random.default_rng([self._order_seed, epoch]).permutation(len(self._train))
@@ -224,8 +224,8 @@ def spread(total: int, weights: Sequence[float]) -> list[int]:
     Raises TaskError where no task has any weight.
     """
     if not any(weights):
-        cure = "give a task that is to be trained on a weight above 0"
-        raise TaskError("no task has a weight", where="tasks", got="0 for each", cure=cure)
+        cure = "set tasks.NAME.weight above 0 for a task to train on"
+        raise TaskError("no task has a weight above 0", where="tasks", cure=cure)
     if not total:
         return [ALL if weight else 0 for weight in weights]
     shares = [total * Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
@@ -247,8 +247,8 @@ def _weighed(parts: Sequence[list[_Verifiable]], weights: Sequence[float]) -> li
 def _left_out(task: str, table: TaskTable, left_out: Counter[LeftOut]) -> Iterator[str]:
     why: dict[LeftOut, str] = {
         "repeated": "another row has the same prompt",
-        "contradicted": "another row has the same prompt and another reference, and is taken",
-        "too long": f"their prompt is longer than max_prompt_chars = {table.max_prompt_chars}",
+        "contradicted": "another row has the same prompt and a different reference, and is used",
+        "too long": f"the prompt is longer than max_prompt_chars = {table.max_prompt_chars}",
     }
     yield from (f"tasks.{task}: rows left out: {left_out[kind]}; {why[kind]}" for kind in why if left_out[kind])
 
@@ -257,8 +257,12 @@ def _choose(
     task: str, table: TaskTable, source: Source, wanted: Mapping[str, int], left_out: Counter[LeftOut]
 ) -> tuple[list[_Verifiable], list[_Verifiable]]:
     if ALL in wanted.values() and not source.is_finite:
-        cure = "give pool.train_prompts and pool.held_out_prompts as numbers"
-        raise TaskError(f"data set {table.dataset!r} has no end", where=f"tasks.{task}", got="all of it", cure=cure)
+        cure = "set pool.train_prompts and pool.held_out_prompts above 0"
+        raise TaskError(
+            f"data set {table.dataset!r} is endless, so the number of prompts must be given",
+            where=f"tasks.{task}",
+            cure=cure,
+        )
     chosen: dict[str, list[_Verifiable]] = {"train": [], "held_out": []}
     limit = max(MIN_ENTRIES, ENTRIES_PER_PROMPT * sum(wanted.values()))
     for item in distinct_items(source, table, limit, left_out):
@@ -278,12 +282,12 @@ def _too_few(
 ) -> TaskError:
     is_file = table.source in ("jsonl", "math", "benchmark")
     cure = "lower pool.train_prompts and pool.held_out_prompts"
-    cure += " (0 takes all of a file)" if is_file else ", or give the data set wider options"
+    cure += " (0 uses all rows)" if is_file else ", or set options that allow more distinct prompts"
     if is_file and set(wanted.values()) == {ALL}:
-        cure = f"more rows: the hash of each decides, and holds {HELD_OUT_PERCENT} % of many out"
-        cure += f"; or a file of its own for these: tasks.{task}.options.held_out" * (table.source == "jsonl")
+        cure = f"add rows: a hash of each prompt holds out about {HELD_OUT_PERCENT} % of them"
+        cure += f"; or set tasks.{task}.options.held_out to a file of held-out prompts" * (table.source == "jsonl")
     if table.source == "benchmark" and not chosen["train"] and wanted["train"]:
-        cure = f"tasks.{task}.weight = 0, which holds it out alone, where it has no split to train on; else {cure}"
+        cure = f"set tasks.{task}.weight = 0 (only evaluated) if the benchmark has no training split; otherwise {cure}"
     train, held_out = ("at least 1" if wanted[part] == ALL else str(wanted[part]) for part in ("train", "held_out"))
     return TaskError(
         f"data set {table.dataset!r} has too few distinct prompts",

@@ -93,4 +93,4 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     else:
         is_code = event == "exec" and isinstance(arguments[0], CodeType) and arguments[0].co_filename == "<unknown>"
     if is_code:
-        raise PermissionError("the answer is not of the form that the scorer may evaluate")
+        raise PermissionError("the answer does not match the grammar of answers that may be evaluated")

@@ -18,7 +18,7 @@ from mrl.tasks.answer_grammars import GRAMMARS
 from mrl.tasks.extract import tagged_answer
 from mrl.tasks.source import Item
 
-INSTALL = "pip install 'mrl[tasks]' (it holds reasoning-gym)"
+INSTALL = "pip install 'mrl[tasks]' (includes reasoning-gym)"
 VERIFIER = "mrl.tasks.reasoning_gym_answers:score"
 SIZE = {"size": 1_000_000}
 """Entries of a data set, unless the options say otherwise; some data sets refuse so many."""
@@ -49,17 +49,18 @@ class ReasoningGymSource:
             cure = (
                 "did you mean " + " or ".join(near) + "?"
                 if near
-                else "python -c 'import reasoning_gym.factory as f; \
-print(*f.DATASETS)' lists them"
+                else "list the data sets with python -c 'import reasoning_gym.factory as f; \
+print(*f.DATASETS)'"
             )
             raise TaskError("reasoning-gym has no such data set", where=where, got=dataset, cure=cure)
         parts = _parts(options, seed=seed, where=f"{where}.options.datasets") if dataset == COMPOSITE else []
         try:
             self._dataset, again = (created(dataset, options, seed=seed) for _ in range(2))
         except (TypeError, ValueError, AssertionError, AttributeError, LookupError) as error:
-            reason = (str(error).splitlines() or ["assertion"])[0]
-            what = f"data set {dataset!r} refuses its options ({reason})"
-            raise TaskError(what, where=where, got=dict(options), cure="see the data set's config class") from error
+            reason = (str(error).splitlines() or ["assertion failed"])[0]
+            what = f"data set {dataset!r} does not accept its options ({reason})"
+            cure = "see the data set's config class in reasoning-gym"
+            raise TaskError(what, where=where, got=dict(options), cure=cure) from error
         _check_repeatable(self._dataset, again, where)
         self._subject = SUBJECTS.get(dataset)
         self._asked = dataset, dict(options), seed
@@ -104,20 +105,22 @@ def _parts(options: Mapping[str, Any], *, seed: int, where: str) -> list[Reasoni
     found, tables = [], options.get("datasets")
     if not isinstance(tables, list) or not tables:
         raise TaskError(
-            "a composite data set has no parts",
+            "the composite data set has no list of parts",
             where=where,
             wanted='a list such as [{ name = "chain_sum", weight = 1 }]',
         )
     for number, part in enumerate(tables):
         name, at = part.get("name") if isinstance(part, Mapping) else None, f"{where}[{number}]"
         if not isinstance(name, str) or not name or set(part) - {"name", "weight", "config"}:
-            raise TaskError("no part of a data set", where=at, got=part, wanted="a table of name, weight and config")
+            wanted = "a table with name, and optionally weight and config"
+            raise TaskError("not a valid part of a composite data set", where=at, got=part, wanted=wanted)
         weight, config = part.get("weight", 1.0), part.get("config", {})
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise TaskError("no weight", where=f"{at}.weight", got=weight, wanted="a number above 0")
+            raise TaskError("not a valid weight", where=f"{at}.weight", got=weight, wanted="a finite number > 0")
         if name == COMPOSITE or not isinstance(config, Mapping):
-            what = "a composite data set within another" if name == COMPOSITE else "no options of a data set"
-            raise TaskError(what, where=at, got=part, wanted="name of a data set, and config as a table of its options")
+            what = "composite data sets cannot be nested" if name == COMPOSITE else "config is not a table"
+            wanted = "the name of another data set, and config as a table of its options"
+            raise TaskError(what, where=at, got=part, wanted=wanted)
         found.append(ReasoningGymSource(name, config, seed=seed, where=at))
     return found
 
@@ -127,8 +130,8 @@ def _check_repeatable(dataset: Any, again: Any, where: str) -> None:
     for number in range(min(LOOKED_AT_ENTRIES, len(dataset))):
         one, other = dataset[number], again[number]
         if (one["question"], one["answer"]) != (other["question"], other["answer"]):
-            what = f"entry {number} is another one whenever the data set is opened"
-            raise TaskError(what, where=where, got=type(dataset).__name__, cure="another data set")
+            what = f"the data set is not reproducible: entry {number} differs each time it is opened with the same seed"
+            raise TaskError(what, where=where, got=type(dataset).__name__, cure="use another data set")
 
 
 def _has_own_scorer(dataset: Any) -> bool:

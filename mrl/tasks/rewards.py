@@ -29,16 +29,16 @@ UNREADABLE = "unreadable"
 UNEVALUATED = "unevaluated"
 FAILURES = {
     RAISED: "the verifier raised an exception",
-    NO_NUMBER: "it returned neither a number nor numbers by name",
-    NOT_FINITE: "it returned NaN or an infinity",
-    TOO_LARGE: f"it returned a number beyond {MAX_REWARD:,.0f}, or below its negative",
-    NAMES: "it returned other names than the task's rewards have",
-    MEMORY: "it wanted more memory than its process may have",
-    TIMEOUT: "it gave nothing within its time",
-    EXITED: "its process ended",
-    TOO_LONG: "what it would have been given is too long; it was not called",
-    UNREADABLE: "the data set's own scorer raised at the answer, which it cannot read",
-    UNEVALUATED: "the evaluator made no text of the answer",
+    NO_NUMBER: "the verifier returned neither a number nor a dict of named numbers",
+    NOT_FINITE: "the verifier returned NaN or an infinity",
+    TOO_LARGE: f"the verifier returned a number above {MAX_REWARD:,.0f} in absolute value",
+    NAMES: "the verifier returned other reward names than the task has",
+    MEMORY: "the verifier exceeded the memory limit of its process",
+    TIMEOUT: "the verifier exceeded its time limit",
+    EXITED: "the verifier's process ended",
+    TOO_LONG: "the verifier was not called, because its input is too long",
+    UNREADABLE: "the data set's own scorer raised an exception, because it cannot read the answer",
+    UNEVALUATED: "the evaluator returned no text for the answer",
 }
 """Kind of failure -> its meaning."""
 OF_THE_ANSWER = (UNREADABLE, UNEVALUATED)
@@ -136,7 +136,8 @@ def weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> 
 def other_names(got: Mapping[str, float], wanted: Sequence[str], *, known_from: str) -> str:
     """Return what is wrong with the names of these rewards, in words; empty when they are the `wanted` ones."""
     unknown, missing = sorted(set(got) - set(wanted)), sorted(set(wanted) - set(got))
-    parts = [f"unknown reward {_named(unknown)}"] * bool(unknown) + [f"no reward {_named(missing)}"] * bool(missing)
+    parts = [f"unknown reward {_named(unknown)}"] * bool(unknown)
+    parts += [f"missing reward {_named(missing)}"] * bool(missing)
     return f"{', '.join(parts)}; {known_from} {_named(sorted(wanted))}" if parts else ""
 
 
@@ -153,9 +154,10 @@ def _checked(returned: Mapping[str, object], place: str) -> Outcome:
                 raise TypeError
             rewards[name] = float(value)
         except (TypeError, ValueError):  # an array may have more than one number
-            return failed(NO_NUMBER, f"{what}, which is no number", place)
+            return failed(NO_NUMBER, f"{what}, which is not a number", place)
         if not math.isfinite(rewards[name]):
             return failed(NOT_FINITE, what, place)
         if abs(rewards[name]) > MAX_REWARD:
-            return failed(TOO_LARGE, f"{what}, which is beyond {MAX_REWARD:,.0f}: scale it", place)
+            what = f"{what}, which exceeds {MAX_REWARD:,.0f} in absolute value; scale the rewards"
+            return failed(TOO_LARGE, what, place)
     return Outcome(rewards)

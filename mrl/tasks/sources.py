@@ -67,16 +67,16 @@ def _of_plugin(task: str, table: TaskTable, given: Mapping[str, Any]) -> Source:
         raise
     except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; it is reported in one line
         what = f"{plugin.target} cannot be opened ({type(error).__name__}: {error})"
-        raise PluginError(what, where=where, got=table.dataset, cure="mend it there, or its options") from None
+        raise PluginError(what, where=where, got=table.dataset, cure="fix the plug-in, or its options") from None
     if lacks := missing_names(source, CONTRACT):
-        what = f"{plugin.target} makes no task source"
+        what = f"{plugin.target} does not return a task source"
         raise PluginError(what, where=where, got=type(source).__name__, wanted=lacks)
     return source
 
 
 def _fault_of(found: object) -> str:
     """Return what a plug-in lacks to be called as a source is; empty when nothing."""
-    wanted = "callable as (dataset, options, *, seed, where, get)"
+    wanted = "a callable with the arguments (dataset, options, *, seed, where, get)"
     if not callable(found):
         return wanted
     try:
@@ -147,6 +147,6 @@ def _located(task: str, table: TaskTable) -> str:
     if name is None:
         return str(table.options.get("data") or table.dataset) if table.source == BENCHMARK else table.dataset
     if not is_data_here(table):
-        cure = table.get or "mrl fetch, with this configuration"
-        raise MissingError(f"the data set {name} is not there", where=f"tasks.{task}", cure=cure)
+        cure = table.get or "run `mrl fetch` with this configuration"
+        raise MissingError(f"the data set {name} has not been downloaded", where=f"tasks.{task}", cure=cure)
     return str(snapshot(name))

@@ -206,7 +206,7 @@ class VerifierPool:
             if child.unsent:
                 self._selector.register(child.requests, selectors.EVENT_WRITE, child)
         else:
-            what = f"{len(request):,} bytes to judge; a verifier process takes {MAX_REQUEST_BYTES:,}"
+            what = f"{len(request):,} bytes to judge; a verifier process accepts at most {MAX_REQUEST_BYTES:,}"
             self._settle(job, failed(TOO_LONG, what))
 
     def _start(self) -> None:
@@ -268,11 +268,12 @@ class VerifierPool:
         place = child.last_words(said, is_late=is_late) if was_ready and (said or is_late) else ""
         code = self._end(child)
         if not was_ready:
-            raise RoleFailed(f"the verifier {self._verifier} does not start (exit code {code}); the log above says why")
+            raise RoleFailed(f"the verifier {self._verifier} does not start (exit code {code}); see the log above")
         if job is None:
             return None
         if is_late or code in OVER_LIMIT:
-            return failed(TIMEOUT, f"nothing within {self._cpu_s:g} s of CPU time, {self._wall_s:g} s in all", place)
+            what = f"no reply within {self._cpu_s:g} s of CPU time or {self._wall_s:g} s of wall-clock time"
+            return failed(TIMEOUT, what, place)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return failed(EXITED, f"the verifier's process {how}", place)
 

@@ -85,7 +85,7 @@ def named_function(name: str) -> Callable[..., Any]:
     see_modules()
     found = getattr(importlib.import_module(module), function)
     if not callable(found):
-        raise TypeError(f"{name} is no function")
+        raise TypeError(f"{name} is not callable")
     return cast("Callable[..., Any]", found)
 
 
@@ -106,12 +106,12 @@ def extras_of(verifier: Callable[..., Any], name: str) -> tuple[str, ...]:
     try:
         signature.bind("", "", **dict.fromkeys(extras, ""))
         if list(signature.parameters)[:2] == ["answer", "reference"]:
-            raise TypeError("the reference comes first")
+            raise TypeError("the reference must be the first argument")
         if inspect.iscoroutinefunction(verifier):
-            raise TypeError("it is async, and nobody awaits it")
+            raise TypeError("async functions are not supported")
     except TypeError as error:
-        wanted = "(reference, answer), and prompt and row where it has arguments of these names"
-        raise TypeError(f"{name}{signature} cannot be called with {wanted}: {error}") from None
+        wanted = "(reference, answer), plus prompt and row if it has arguments of these names"
+        raise TypeError(f"{name}{signature} cannot be called as {wanted}: {error}") from None
     return extras
 
 

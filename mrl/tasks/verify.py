@@ -179,7 +179,8 @@ class Judge:
             return failed(NAMES, problem)
         total = weighted_sum(outcome.rewards, weights)
         if abs(total) > MAX_REWARD:
-            return failed(TOO_LARGE, f"the weighted sum is {total:g}, beyond {MAX_REWARD:,.0f}: lower the weights")
+            what = f"the weighted sum {total:g} exceeds {MAX_REWARD:,.0f} in absolute value; lower the weights"
+            return failed(TOO_LARGE, what)
         return outcome
 
     def _pool(self, task: str, source: Source) -> VerifierPool:
@@ -207,7 +208,7 @@ def check_verifier(task: str, table: TaskTable) -> None:
     try:
         trial = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
     except subprocess.TimeoutExpired:
-        reason = f"it is not ready after {START_S:.0f} s"
+        reason = f"not ready after {START_S:.0f} s"
     else:
         if trial.returncode == 0:
             return
@@ -216,7 +217,7 @@ def check_verifier(task: str, table: TaskTable) -> None:
     raise TaskError(
         f"the verifier {table.verifier} does not start ({reason.strip()})",
         where=f"tasks.{task}.verifier",
-        wanted='"module:function" of an installed module, one on PYTHONPATH, or one beside the configuration',
+        wanted='"module:function" in a module that is installed, on PYTHONPATH, or beside the configuration file',
     )
 
 
@@ -235,7 +236,8 @@ def _full_score(outcome: Outcome, answer: str, *, failed_reward: float) -> Verdi
         failure = UNREADABLE if outcome.failure == RAISED else outcome.failure
         return Verdict(failed_reward, answer, failure=failure, words=outcome.words)
     if set(outcome.rewards) != {UNNAMED}:  # a scorer gives one number: other code has answered in its place
-        return Verdict(failed_reward, answer, failure=NAMES, words=f"a scorer gave {sorted(outcome.rewards)[:5]}")
+        words = f"the scorer returned rewards named {sorted(outcome.rewards)[:5]}; wanted one number"
+        return Verdict(failed_reward, answer, failure=NAMES, words=words)
     return Verdict(float(outcome.rewards[UNNAMED] == 1.0), answer)
 
 

@@ -70,7 +70,7 @@ class WarmStartExamples:
         for skill in skilled_in:
             if skill not in known:
                 wanted = "one of " + ", ".join(known)
-                raise TaskError("skilled_in names an operation that no task needs", got=skill, wanted=wanted)
+                raise TaskError("skilled_in names an operation or game that no task has", got=skill, wanted=wanted)
         self._shares = {
             operation: operation_shares(self._operations, skilled_in, rare_share, right=operation)
             for operation in self._operations
@@ -99,7 +99,8 @@ def collect_examples(
     named = {task: table for task, table in tasks.items() if table.operation}
     games = {task: table for task, table in tasks.items() if table.dataset in GAMES and table.source == "environment"}
     if not named and not games:
-        raise TaskError("no task names its operation", where="tasks", cure='for example operation = "reverse"')
+        cure = 'set operation in a task, for example operation = "reverse"'
+        raise TaskError("no task has an operation or a game", where="tasks", cure=cure)
     found = [_collect(task, table, seed=pool.seed) for task, table in named.items()]
     played = [WarmStartGame(table.dataset, _seeds(task, table, seed=pool.seed)) for task, table in games.items()]
     return WarmStartExamples(found, skilled_in, rare_share, played)
@@ -117,7 +118,8 @@ def operation_shares(
     rare = [operation for operation in operations if operation not in skilled]
     rest = 1.0 - rare_share * len(rare)
     if rest <= 0:
-        raise TaskError("rare_share leaves nothing for the skills", got=rare_share, wanted=f"< 1 / {len(rare)}")
+        what = "rare_share leaves no probability for the skilled operations"
+        raise TaskError(what, got=rare_share, wanted=f"< 1 / {len(rare)}")
     shares = dict.fromkeys(rare, rare_share)
     if right in skilled and len(skilled) > 1:
         others = rest * (1.0 - RIGHT_SHARE) / (len(skilled) - 1)
@@ -144,7 +146,7 @@ def _seeds(task: str, table: TaskTable, *, seed: int) -> list[int]:
     items = open_source(task, table, seed=seed).items(ENTRIES)
     found = [item.number for item in items if part_of(item) == "warm_start"]
     if not found:
-        cure = "leave out options.data and options.size"
+        cure = "remove options.data and options.size"
         raise TaskError("no start state of the game is left for the warm start", where=f"tasks.{task}", cure=cure)
     return found
 
@@ -156,9 +158,9 @@ def _collect(task: str, table: TaskTable, *, seed: int) -> WarmStartTask:
     items = [item for item in distinct_items(source, table, ENTRIES) if part_of(item) == "warm_start"]
     if not items or not all(item.subject for item in items):
         raise TaskError(
-            "no warm start is known for this data set, because its prompts are not about one word",
+            "the warm start does not support this data set, because its prompts are not about one word",
             where=where,
             got=table.dataset,
-            cure='leave out `operation`, or take for example dataset = "spell_backward"',
+            cure='remove `operation`, or use another data set, for example dataset = "spell_backward"',
         )
     return WarmStartTask(table.operation, items)

@@ -40,7 +40,7 @@ class WordSource:
         self._min_letters, self._max_letters = lengths["min_letters"], lengths["max_letters"]
         if not all(isinstance(n, int) for n in lengths.values()) or not 2 <= self._min_letters <= self._max_letters:
             wanted = "whole numbers with 2 <= min_letters <= max_letters"
-            raise TaskError("lengths of words make no sense", where=where, got=lengths, wanted=wanted)
+            raise TaskError("invalid lengths of words", where=where, got=lengths, wanted=wanted)
         self._dataset, self._seed = dataset, seed
 
     def items(self, limit: int) -> Iterator[Item]:

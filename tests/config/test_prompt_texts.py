@@ -84,7 +84,7 @@ def test_a_large_file_is_no_template(file: Path, tmp_path: Path) -> None:
     ("line", "why"),
     [
         ('{"user": "c"}', "; got"),
-        ('{"user": "c", "user": "d", "assistant": "e"}', r" \(the key 'user' is given twice\); got"),
+        ('{"user": "c", "user": "d", "assistant": "e"}', r" \(duplicate key 'user'\); got"),
         ('{"user": "c" "d"}', r" \(Expecting ',' delimiter: .*\); got"),
     ],
 )

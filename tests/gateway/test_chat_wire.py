@@ -68,7 +68,10 @@ def test_a_conversation_is_read():
         ({"tools": 5}, "tools: wanted a list"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls: wanted a list"),
         ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "no JSON"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}, "no object"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "not a JSON schema",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_told(changes, words):

@@ -255,7 +255,7 @@ def test_token_ids_go_in_and_out(tmp_path):
             "prompt or stop: text that is not UTF-8: it holds a lone surrogate",
         ),
         ("completions", {"prompt": "a", "stop": "\ud800"}, "prompt or stop: text that is not UTF-8"),
-        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "it holds a lone surrogate"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "it has an unpaired surrogate"),
     ],
 )
 def test_what_no_engine_does_is_refused_in_one_line(tmp_path, path, body, words):

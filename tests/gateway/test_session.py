@@ -312,8 +312,8 @@ def test_a_conversation_that_goes_on_is_no_branch():
             "messages of 3,145,728 bytes; at most 2,097,152",
             "too_long",
         ),
-        ((ASKED,) * 4097, "4,097 messages and 0 tools are too many; at most 4,096", "too_long"),
-        ((ASKED, SAID, *[TOLD] * 257), "257 messages and 0 tools are too many; at most 256", "too_long"),
+        ((ASKED,) * 4097, "4,097 messages and 0 tools; at most 4,096 messages", "too_long"),
+        ((ASKED, SAID, *[TOLD] * 257), "257 messages and 0 tools; at most 256 messages", "too_long"),
     ],
 )
 def test_what_cannot_be_answered_is_told_and_the_episode_goes_on_as_it_was(messages, words, code):

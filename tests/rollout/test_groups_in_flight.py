@@ -145,7 +145,7 @@ def test_agents_that_are_always_silent_are_told_of(flights):
             beginnings.sort(complete)
         return [(one["since_s"], one["groups"], one["cure"]) for one in said if "no group has come" in one["event"]]
 
-    silent, away = "its agent said nothing for 9 s", "the gateway hung up"
+    silent, away = "its agent said nothing for 9 s", "the gateway closed the connection"
     assert came(29.0, silent, silent, away) == []
     assert came(31.0, "", silent) == [], "one came"
     assert came(60.0, silent) == []
@@ -163,7 +163,7 @@ def test_agents_that_are_always_silent_are_told_of(flights):
 def test_groups_that_were_given_up_from_outside_end_no_worker(flights, ending, ends_the_worker):
     """However many in a row, unlike environments that do not begin."""
     beginnings, nothing = Beginnings(), np.zeros(0, np.int32)
-    verdict = Verdict(0.0, "", failure=ending, words="the gateway hung up")
+    verdict = Verdict(0.0, "", failure=ending, words="the gateway closed the connection")
     empty = PlayedEpisode(nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, ending)
     complete = []
     for number in range(MAX_UNBEGUN_IN_A_ROW):
@@ -172,7 +172,7 @@ def test_groups_that_were_given_up_from_outside_end_no_worker(flights, ending, e
             [Finished(request.request_id, 0, answer(OLD)), Finished(request.request_id, 1, empty)]
         )
     if ends_the_worker:
-        with pytest.raises(RoleFailed, match="the gateway hung up"):
+        with pytest.raises(RoleFailed, match="the gateway closed the connection"):
             beginnings.sort(complete)
         return
     begun, given_up = beginnings.sort(complete)

@@ -77,7 +77,7 @@ def test_it_shares_no_episodes_until_it_says_so():
     with pytest.raises(ConfigError) as caught:
         check_episodes({"regime": "imitate"}, tasks, "a.toml")
     line = str(caught.value)
-    assert line.startswith("a.toml: sharing.regime: imitate shares answers of one turn, and no episodes; got ")
+    assert line.startswith("a.toml: sharing.regime: imitate does not support tasks with an environment or agents; got ")
     assert "tasks.game.source" in line
     assert "wanted one of independent, prp, xgrpo, sgt" in line
 
@@ -130,7 +130,7 @@ def test_it_is_configured_as_any_other(met):
     with pytest.raises(ConfigError, match=r"did you mean sharing\.imitate\.below"):
         check_sharing({"regime": "imitate", "imitate": {"belw": 0.1}}, "run.toml")
     dapo = {"a": PolicyTable(objective={"method": "dapo"})}
-    with pytest.raises(ConfigError, match="imitate learns of the groups that this drops"):
+    with pytest.raises(ConfigError, match="imitate learns from the groups that this drops"):
         check_objectives({"regime": "imitate"}, dapo, "run.toml")
 
 
@@ -190,9 +190,9 @@ other, kinds = RegimeKind(ImitateParameters, Other), RegimeKind(ImitateParameter
 
 @pytest.mark.parametrize(
     ("name", "told"),
-    [("few", r"Few cannot be built \(TypeError: .*takes 2 positional .*wanted \(parameters, context\)"),
-     ("bare", r"Bare makes no regime; got 'Bare'; wanted also components"),
-     ("late", r"late cannot be built \(KeyError: 0.5\)")],
+    [("few", r"Few cannot be created \(TypeError: .*takes 2 positional .*wanted a callable with the arg"),
+     ("bare", r"Bare does not return a regime; got 'Bare'; wanted an object with components"),
+     ("late", r"late cannot be created \(KeyError: 0.5\)")],
 )  # fmt: skip
 def test_a_regime_that_cannot_be_built_is_told_in_a_line(tmp_path, make_context, name, told):
     """Of a module of one's own, whose constructor may raise anything."""

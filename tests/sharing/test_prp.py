@@ -367,7 +367,7 @@ def test_a_key_that_the_variant_does_not_read_is_refused(build, variant):
     assert {key: getattr(parameters, key) for key in READ[variant]} == READ[variant]
     for key in KEYS.keys() - READ[variant].keys():
         for value in (KEYS[key], getattr(parameters, key)):
-            with pytest.raises(ConfigError, match=f"sharing.prp: {key} is not in use; got variant '{variant}'") as one:
+            with pytest.raises(ConfigError, match=f"sharing.prp: {key} has no effect; got variant '{variant}'") as one:
                 build("prp", variant=variant, **{key: value})
             assert "\n" not in str(one.value)
             assert str(one.value).endswith(f"cure: leave {key} out")

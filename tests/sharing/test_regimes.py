@@ -131,7 +131,7 @@ def test_groups_that_a_regime_learns_of_are_not_to_be_dropped(name, objective):
     with pytest.raises(ConfigError) as caught:
         check_objectives({"regime": name}, maximising(**objective), "run.toml")
     assert str(caught.value) == (
-        f"run.toml: policies.a.objective.drop_uniform_groups: {name} learns of the groups that this drops; got True; "
+        f"run.toml: policies.a.objective.drop_uniform_groups: {name} learns from the groups that this drops; got True; "
         "cure: set policies.a.objective.drop_uniform_groups = false"
     )
     check_objectives({"regime": name}, maximising(**objective | {"drop_uniform_groups": False}), "run.toml")
@@ -149,7 +149,7 @@ def test_a_teacher_needs_a_clip_of_tokens(method):
     with pytest.raises(ConfigError) as caught:
         check_objectives(rlad, policies, "run.toml")
     assert str(caught.value) == (
-        "run.toml: policies.a.objective.method: what a teacher says stands in a clip of tokens; "
+        "run.toml: policies.a.objective.method: with a teacher, token ratios must be clipped; "
         f"got '{method}'; wanted grpo, dr_grpo or dapo"
     )
 
@@ -178,11 +178,11 @@ def test_a_teacher_needs_a_clip_of_tokens(method):
         ({"regime": "prp", "prp": {"variant": "plain"}}, "sharing.prp.variant: not valid; got 'plain'"),
         (
             {"regime": "xgrpo", "xgrpo": {"baseline": "peer_only", "peer_weight": 0.5}},
-            "sharing.xgrpo: peer_only is peer_weight = 1; leave one of them out",
+            "sharing.xgrpo: baseline 'peer_only' already means peer_weight = 1; cure: remove one of them",
         ),
         (
             {"regime": "xgrpo", "xgrpo": {"window_steps": 3}},
-            "sharing.xgrpo: window_steps is not in use; got baseline 'pooled'; wanted 'rescaled'",
+            "sharing.xgrpo: window_steps has no effect; got baseline 'pooled'; wanted 'rescaled'",
         ),
         ({"regime": "xgrpo", "xgrpo": {"peer_weight": 2}}, "sharing.xgrpo.peer_weight: not valid; got 2"),
         ({"regime": "hacpo", "hacpo": {"lower": 1.5}}, "sharing.hacpo.lower: not valid; got 1.5"),
@@ -196,7 +196,7 @@ def test_a_teacher_needs_a_clip_of_tokens(method):
         ({"regime": "copd", "copd": {"teaches": {"a": []}}}, "sharing.copd.teaches: not valid; got"),
         (
             {"regime": "copd", "copd": {"rl_steps": 0, "distil_steps": 0}},
-            "sharing.copd: rl_steps and distil_steps are both 0; got no step; wanted one of them >= 1",
+            "sharing.copd: rl_steps and distil_steps are both 0; wanted at least one of them >= 1",
         ),
     ],
 )

@@ -143,7 +143,7 @@ def test_a_host_that_cannot_seal_runs_no_program(tmp_path, monkeypatch):
     assert source.score(next(source.items(0)), "raise SystemExit") == 0.0
     monkeypatch.setattr(sealing, "unsealed_reason", lambda: "no seccomp")
     with pytest.raises(
-        TaskError, match=r"tasks\.b: answers are evaluated as code, and this host cannot seal a process"
+        TaskError, match=r"tasks\.b: answers are evaluated as code, but this host cannot seal a process"
     ):
         open_source("b", table, seed=1)
 
@@ -152,7 +152,7 @@ def test_tests_of_a_program_have_to_be_there(tmp_path):
     """A row without them would pass everything."""
     table = folder_of("mbpp+", tmp_path)
     (tmp_path / "test-0.jsonl").write_text(json.dumps(ROWS["mbpp+"][0] | {"test": " "}) + "\n")
-    with pytest.raises(TaskError, match=r"test-0\.jsonl:1: row without 'test'"):
+    with pytest.raises(TaskError, match=r"test-0\.jsonl:1: the row has no usable value in 'test'"):
         open_source("b", table, seed=1)
 
 
@@ -169,7 +169,7 @@ def test_its_data_come_from_the_hub_by_split(name):
 def test_one_without_a_training_split_is_held_out_alone(tmp_path):
     """With a weight it is refused, and told so."""
     table, other = folder_of("gsm8k", tmp_path / "a"), folder_of("aime25", tmp_path / "b")
-    with pytest.raises(TaskError, match=r"tasks\.b: .*cure: tasks\.b\.weight = 0, which holds it out alone"):
+    with pytest.raises(TaskError, match=r"tasks\.b: .*cure: set tasks\.b\.weight = 0 \(only evaluated\)"):
         build_pool({"a": table, "b": other}, PoolTable(train_prompts=0, held_out_prompts=0))
     tables = {"a": table, "b": other.model_copy(update={"weight": 0.0})}
     pool = build_pool(tables, PoolTable(train_prompts=0, held_out_prompts=0))
@@ -182,7 +182,7 @@ def test_another_prompt_may_be_given(tmp_path):
     table = folder_of("aime25", tmp_path)
     asked = table.model_copy(update={"options": table.options | {"prompt": "Solve: {problem}"}})
     assert next(open_source("b", asked, seed=1).items(0)).text == "Solve: p"
-    with pytest.raises(TaskError, match=r"options\.prompt: no place for the problem"):
+    with pytest.raises(TaskError, match=r"options\.prompt: the placeholder {problem} is missing"):
         open_source("b", table.model_copy(update={"options": table.options | {"prompt": "Solve"}}), seed=1)
 
 
@@ -197,6 +197,7 @@ def test_a_row_of_another_form_is_named(tmp_path):
     table = folder_of("aime25", tmp_path)
     (tmp_path / "test-0.jsonl").write_text('{"question": "p", "answer": "1"}\n')
     with pytest.raises(
-        TaskError, match=r"test-0\.jsonl:1: row without 'problem'; got \"columns \['answer', 'question'\]"
+        TaskError,
+        match=r"test-0\.jsonl:1: the row has no usable value in 'problem'; got \"columns \['answer', 'question'\]",
     ):
         open_source("b", table, seed=1)

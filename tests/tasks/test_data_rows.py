@@ -61,7 +61,7 @@ def test_a_number_that_is_none_in_a_parquet_file_is_nothing(tmp_path):
     assert json.loads(next(JsonlSource(str(path), KEYS, seed=1, where="tasks.t").items(0)).row)["cost"] is None
 
     write(path, [{"question": "a", "answer": float("nan")}])
-    with pytest.raises(TaskError, match=r"t\.parquet:1: 'answer' holds nothing to use; got 'null'"):
+    with pytest.raises(TaskError, match=r"t\.parquet:1: 'answer' has no usable value; got 'null'"):
         JsonlSource(str(path), KEYS, seed=1, where="tasks.t")
 
 
@@ -88,7 +88,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
     whole = write(tmp_path / "rows.parquet", sums(0, 9)).read_bytes()
     for content in (whole[:-9], b"PK" * 90):
         (tmp_path / "rows.parquet").write_bytes(content)
-        with pytest.raises(TaskError, match=r"rows\.parquet: no Parquet file, or a damaged one; got '"):
+        with pytest.raises(TaskError, match=r"rows\.parquet: not a valid Parquet file; got '"):
             texts(tmp_path / "rows.parquet")
 
 
@@ -98,7 +98,9 @@ def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch)
         texts(tmp_path / "rows.parquet")
     write(tmp_path / "rows.parquet", sums(0, 9))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(MissingError, match=r"pyarrow is not there.*cure: pip install 'mrl\[parquet\]'"):
+    with pytest.raises(
+        MissingError, match=r"pyarrow, which reads Parquet files, is not installed; cure: pip install 'mrl\[parquet\]'"
+    ):
         texts(tmp_path / "rows.parquet")
 
 
@@ -207,7 +209,7 @@ def test_a_shard_that_did_not_come_is_missed():
     """Its name says how many there are."""
     names = ["train-00000-of-00002.parquet", "test-00000-of-00001.parquet"]
     assert split_files(names, "", Split("test"), where="x") == names[1:]
-    with pytest.raises(TaskError, match=r"files of the split 'train' are missing; got '1, such as .*'; wanted 2"):
+    with pytest.raises(TaskError, match=r"files of the split 'train' are missing; got '1, such as .*'; wanted 2 files"):
         split_files(names, "", Split("train"), where="x")
 
 
@@ -221,7 +223,7 @@ def test_a_filter_keeps_rows_by_their_columns(tmp_path):
 
 def test_a_filter_that_keeps_no_row_is_refused(tmp_path):
     """Text is no number."""
-    with pytest.raises(TaskError, match=r"tasks\.t: options\.filter: keeps no row; got 'none of 4 rows'"):
+    with pytest.raises(TaskError, match=r"tasks\.t: options\.filter: no row matches; got 'none of 4 rows'"):
         texts(write(tmp_path / "rows.jsonl", sums(0, 4, level=1)), filter={"level": "1"})
 
 

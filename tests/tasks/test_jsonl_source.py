@@ -60,8 +60,8 @@ def test_rows_that_are_left_out_are_told_of(write):
     assert len(pool.prompts) == 80
     assert notes == [
         "tasks.t: rows left out: 3; another row has the same prompt",
-        "tasks.t: rows left out: 1; another row has the same prompt and another reference, and is taken",
-        "tasks.t: rows left out: 1; their prompt is longer than max_prompt_chars = 8",
+        "tasks.t: rows left out: 1; another row has the same prompt and a different reference, and is used",
+        "tasks.t: rows left out: 1; the prompt is longer than max_prompt_chars = 8",
     ]
 
 
@@ -75,9 +75,9 @@ def test_without_a_verifier_the_reference_itself_is_right(write):
 
 @pytest.mark.parametrize(
     ("row", "options", "message"),
-    [({"prompt": "", "reference": "r"}, {}, "rows.jsonl:1: 'prompt' holds nothing to use; got '\"\"'"),
-     ({"prompt": "p", "answer": "r"}, {}, "rows.jsonl:1: row without 'reference'; got .*options.reference_key"),
-     ({"prompt": "p", "reference": None}, {}, "'reference' holds nothing to use; got 'null'"),
+    [({"prompt": "", "reference": "r"}, {}, "rows.jsonl:1: 'prompt' has no usable value; got '\"\"'"),
+     ({"prompt": "p", "answer": "r"}, {}, "rows.jsonl:1: the row has no key 'reference'; got .*options.reference_key"),
+     ({"prompt": "p", "reference": None}, {}, "'reference' has no usable value; got 'null'"),
      (["p"], {}, "not a JSON object.*wanted .*reference"),
      ({"prompt": "p", "reference": "r"}, {"heldout": "x"}, "options.heldout.*wanted one of held_out, prompt_key")],
 )  # fmt: skip
@@ -94,16 +94,16 @@ def test_a_message_in_parts_of_text_is_one_text(write):
     assert next(source.items(0)).text == "1 + 1 = ?"
     for odd in ([*parts, {"type": "image_url", "image_url": {"url": "a.png"}}], [], [{"type": "text"}]):
         with pytest.raises(
-            TaskError, match=r'rows.jsonl:1: prompt: message 1 cannot be asked.*parts of the type "text"'
+            TaskError, match=r'rows.jsonl:1: prompt: message 1 is not valid.*a list of parts of type "text"'
         ):
             open_jsonl(write([{"prompt": [{"role": "user", "content": odd}], "reference": "2"}]))
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(rb'{"prompt": "p", "reference": "\ud83d"}', r"rows.jsonl:2: \\ud83d is half of a character.*cure: both halves"),
-     (rb'{"prompt": "\udc00", "reference": "r"}', r"rows.jsonl:2: \\udc00 is half"),
-     (rb'{"prompt": "p", "reference": "r", "by": {"\ud83d": 1}}', r"rows.jsonl:2: \\ud83d is half"),
+    [(rb'{"prompt": "p", "reference": "\ud83d"}', r"rows.jsonl:2: unpaired surrogate \\ud83d;.*cure: write"),
+     (rb'{"prompt": "\udc00", "reference": "r"}', r"rows.jsonl:2: unpaired surrogate \\udc00;"),
+     (rb'{"prompt": "p", "reference": "r", "by": {"\ud83d": 1}}', r"rows.jsonl:2: unpaired surrogate \\ud83d;"),
      (b'{"prompt": "p", "reference": "\xff"}', r"rows.jsonl:2: the text is not UTF-8; got 'the byte 0xff")],
 )  # fmt: skip
 def test_a_row_that_is_no_text_is_refused(line, message, tmp_path):
@@ -117,8 +117,8 @@ def test_a_row_that_is_no_text_is_refused(line, message, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [('{"prompt": "p", "reference": "r", "by": {"most": 1e999}}', "Out of range float"),
-     ('{"prompt": "p", "reference": "a", "reference": "b"}', "the key 'reference' is given twice; got"),
-     ('{"prompt": "p", "reference": {"a": 1, "b": 2, "a": 1}}', "the key 'a' is given twice; got"),
+     ('{"prompt": "p", "reference": "a", "reference": "b"}', "duplicate key 'reference'; got"),
+     ('{"prompt": "p", "reference": {"a": 1, "b": 2, "a": 1}}', "duplicate key 'a'; got"),
      ('{"prompt": "' + "p" * 80 + '", "reference": "r",}', r"\w.* at character 113; got")],
 )  # fmt: skip
 def test_what_other_readers_of_json_read_otherwise_is_refused(line, message, tmp_path):
@@ -136,7 +136,7 @@ def test_what_is_no_number_of_json_is_nothing(tmp_path):
     (item,) = open_jsonl(path).items(0)
     assert json.loads(item.row) == {"prompt": "p", "reference": "r", "loss": None, "by": [None, 1]}
     path.write_text('{"prompt": "p", "reference": NaN}\n')
-    with pytest.raises(TaskError, match=r"rows.jsonl:1: 'reference' holds nothing to use; got 'null'"):
+    with pytest.raises(TaskError, match=r"rows.jsonl:1: 'reference' has no usable value; got 'null'"):
         open_jsonl(path)
 
 
@@ -171,7 +171,7 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
     ("verifier", "reason"),
     [("no_such_module:judge", "No module named 'no_such_module'"),
      ("tests.support.hard_verifiers:no_such_function", "has no attribute 'no_such_function'"),
-     ("tests.support.hard_verifiers:os", "tests.support.hard_verifiers:os is no function")],
+     ("tests.support.hard_verifiers:os", "tests.support.hard_verifiers:os is not callable")],
 )  # fmt: skip
 def test_a_verifier_that_cannot_start_is_refused_with_the_reason(verifier, reason, verifiers):
     """Before a run begins."""

@@ -126,7 +126,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path):
      ("[1]\n", r"train\.jsonl:1: not a JSON object"),
      ('{"text": "p"}\n', r"train\.jsonl:1: no problem \(keys \['text'\]\); got '1 unusable rows of 1'.*cure: name"),
      ('{"problem": "p", "solution": "none"}\n', r"train\.jsonl:1: no reference answer"),
-     ("", r"train\.jsonl: the file is empty; wanted a JSONL file.*cure: write the prompts into it")],
+     ("", r"train\.jsonl: the file is empty; wanted a JSONL file.*cure: add the prompts to the file")],
 )  # fmt: skip
 def test_files_of_another_form_are_refused(text, fault, tmp_path):
     """One line names the file, the line and what is wrong."""
@@ -139,7 +139,7 @@ def test_files_of_another_form_are_refused(text, fault, tmp_path):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [({"boxd_only": True}, r"options\.boxd_only: .*; got True; wanted one of held_out"),
-     ({"prompt": "Solve this."}, r"options\.prompt: no place for the problem"),
+     ({"prompt": "Solve this."}, r"options\.prompt: the placeholder {problem} is missing"),
      ({"boxed_only": "often"}, r"options\.boxed_only: .*; got 'often'")],
 )  # fmt: skip
 def test_options_that_mean_nothing_are_refused(options, fault, write):
@@ -157,7 +157,7 @@ def test_a_missing_package_names_the_pip_command(write, monkeypatch):
 
 def test_a_prefix_before_an_id_is_refused():
     """With the spelling that is meant."""
-    line = r"tasks\.m: a data set of the hub .*; got 'hub:some/name'; .*; cure: dataset = \"some/name\", .*`mrl fetch`"
+    line = r"tasks\.m: data sets of the .*; got 'hub:some/name'; .*; cure: set dataset = \"some/name\" .*`mrl fetch`"
     with pytest.raises(TaskError, match=line):
         open_math("hub:some/name")
 
@@ -165,5 +165,5 @@ def test_a_prefix_before_an_id_is_refused():
 def test_an_endless_source_cannot_be_taken_whole():
     """Zero prompts means all, and words have no end."""
     table = TaskTable(source="words", dataset="swap")
-    with pytest.raises(TaskError, match=r"tasks\.w: data set 'swap' has no end"):
+    with pytest.raises(TaskError, match=r"tasks\.w: data set 'swap' is endless"):
         build_pool({"w": table}, PoolTable(train_prompts=0, held_out_prompts=3))

@@ -23,7 +23,7 @@ def test_unknown_data_set_names_near_ones():
 @pytest.mark.parametrize("options", [{"min_word_len": 9, "max_word_len": 3}, {"no_such_option": 1}])
 def test_refused_options_are_a_task_error(options):
     """What the data set's own config refuses becomes one line that names the data set."""
-    with pytest.raises(TaskError, match="'spell_backward' refuses its options"):
+    with pytest.raises(TaskError, match="'spell_backward' does not accept its options"):
         ReasoningGymSource("spell_backward", options, seed=1, where="tasks.t")
 
 
@@ -34,30 +34,39 @@ CHAIN = {"name": "chain_sum"}
 @pytest.mark.parametrize(
     ("parts", "line"),
     [
-        ([], r"tasks\.t\.options\.datasets: a composite data set has no parts; wanted a list such as"),
+        ([], r"tasks\.t\.options\.datasets: the composite data set has no list of parts; wanted a list such as"),
         (
             [CHAIN, {"name": "n_queen"}],
             r"tasks\.t\.options\.datasets\[1\]: .*no such data set; got 'n_queen'; cure: did you mean n_queens",
         ),
-        ([PART | {"config": {"n": 99}}], r"tasks\.t\.options\.datasets\[0\]: data set 'n_queens' refuses its options"),
-        ([CHAIN, {"nam": "n_queens"}], r"tasks\.t\.options\.datasets\[1\]: no part of a data set; got \{'nam'"),
+        (
+            [PART | {"config": {"n": 99}}],
+            r"tasks\.t\.options\.datasets\[0\]: data set 'n_queens' does not accept its options",
+        ),
+        (
+            [CHAIN, {"nam": "n_queens"}],
+            r"tasks\.t\.options\.datasets\[1\]: not a valid part of a composite data set; got \{'nam'",
+        ),
         (
             [CHAIN | {"weight": 0}],
-            r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got 0; wanted a number above 0",
+            r"tasks\.t\.options\.datasets\[0\]\.weight: not a valid weight; got 0; wanted a finite number > 0",
         ),
-        ([CHAIN | {"weight": True}], r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got True"),
-        ([CHAIN | {"weight": math.inf}], r"tasks\.t\.options\.datasets\[0\]\.weight: no weight; got inf"),
+        ([CHAIN | {"weight": True}], r"tasks\.t\.options\.datasets\[0\]\.weight: not a valid weight; got True"),
+        ([CHAIN | {"weight": math.inf}], r"tasks\.t\.options\.datasets\[0\]\.weight: not a valid weight; got inf"),
         (
             [CHAIN | {"nam": 1}],
-            r"tasks\.t\.options\.datasets\[0\]: no part of a data set; got .*; wanted a table of name",
+            r"tasks\.t\.options\.datasets\[0\]: not a valid part of a composite data set; got .*; wanted a table",
         ),
-        ([{"name": ""}], r"tasks\.t\.options\.datasets\[0\]: no part of a data set; got \{'name': ''\}"),
+        (
+            [{"name": ""}],
+            r"tasks\.t\.options\.datasets\[0\]: not a valid part of a composite data set; got \{'name': ''\}",
+        ),
         (
             [CHAIN, {"name": "composite", "config": {"datasets": [CHAIN]}}],
-            r"tasks\.t\.options\.datasets\[1\]: a composite data set within another; got",
+            r"tasks\.t\.options\.datasets\[1\]: composite data sets cannot be nested; got",
         ),
-        ([CHAIN | {"config": 3}], r"tasks\.t\.options\.datasets\[0\]: no options of a data set; got"),
-        ([CHAIN, CHAIN], r"tasks\.t: data set 'composite' refuses its options \(Duplicate dataset names"),
+        ([CHAIN | {"config": 3}], r"tasks\.t\.options\.datasets\[0\]: config is not a table; got"),
+        ([CHAIN, CHAIN], r"tasks\.t: data set 'composite' does not accept its options \(Duplicate dataset names"),
     ],
 )
 def test_a_mistake_in_a_part_of_a_composite_names_the_part(parts, line):
@@ -92,7 +101,9 @@ def test_same_seed_gives_the_same_entries():
 
 def test_a_data_set_that_is_another_one_each_time_is_refused():
     """Its entries do not follow from the seed; every process of a run would have prompts of its own."""
-    with pytest.raises(TaskError, match=r"tasks\.t: entry \d is another one whenever .*cure: another data set"):
+    with pytest.raises(
+        TaskError, match=r"tasks\.t: the data set is not reproducible: entry \d differs .*cure: use another"
+    ):
         ReasoningGymSource("list_functions", {}, seed=1, where="tasks.t")
 
 

@@ -75,17 +75,17 @@ def test_any_finite_number_is_a_reward(value):
 
 @pytest.mark.parametrize(
     ("value", "failure", "words"),
-    [(None, "no_number", "returned None, which is no number (v.py:1 in f)"),
-     ("1.0", "no_number", "returned '1.0', which is no number"),
-     ((1.0, "fine"), "no_number", "returned (1.0, 'fine'), which is no number"),
-     (np.ones(2), "no_number", "returned array([1., 1.]), which is no number"),
+    [(None, "no_number", "returned None, which is not a number (v.py:1 in f)"),
+     ("1.0", "no_number", "returned '1.0', which is not a number"),
+     ((1.0, "fine"), "no_number", "returned (1.0, 'fine'), which is not a number"),
+     (np.ones(2), "no_number", "returned array([1., 1.]), which is not a number"),
      (float("nan"), "not_finite", "returned nan"),
      (float("-inf"), "not_finite", "returned -inf"),
-     (2 * MAX_REWARD, "too_large", "returned 2000000.0, which is beyond 1,000,000: scale it"),
+     (2 * MAX_REWARD, "too_large", "returned 2000000.0, which exceeds 1,000,000 in absolute value; scale the rewards"),
      ({}, "reward_names", "returned 0 rewards; wanted 1 to 16"),
      ({1: 1.0}, "reward_names", "returned a reward named 1; wanted letters"),
      ({"a/b": 1.0}, "reward_names", "returned a reward named 'a/b'"),
-     ({"right": 1.0, "form": None}, "no_number", "returned None as form, which is no number")],
+     ({"right": 1.0, "form": None}, "no_number", "returned None as form, which is not a number")],
 )  # fmt: skip
 def test_what_is_no_reward_is_a_failure_that_says_so(value, failure, words):
     """With the place of the verifier."""
@@ -114,12 +114,13 @@ def test_half_a_character_in_a_row_is_no_failure(own):
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [("swapped", "the reference comes first"), ("lacking", "too many positional"), ("too_many", "missing a required"),
-     ("prompt_first", "multiple values"), ("later", "it is async, and nobody awaits it")],
+    [("swapped", "the reference must be the first argument"), ("lacking", "too many positional"),
+     ("too_many", "missing a required"), ("prompt_first", "multiple values"),
+     ("later", "async functions are not supported")],
 )  # fmt: skip
 def test_a_verifier_that_cannot_be_called_is_refused_at_the_start(function, reason, own):
     """It says how it is called, and what it takes."""
-    with pytest.raises(TaskError, match=rf"own:{function}\(.*\) cannot be called with \(reference, answer\).*{reason}"):
+    with pytest.raises(TaskError, match=rf"own:{function}\(.*\) cannot be called as \(reference, answer\).*{reason}"):
         check_verifier("t", TaskTable(source="words", dataset="trim", verifier=f"own:{function}"))
 
 
@@ -141,7 +142,7 @@ def test_what_hangs_is_told_with_its_line(answer, own):
     """Also inside a regular expression, where no handler of Python's runs."""
     (late,) = ask("hangs", answer, timeout_s=0.3)
     assert late.failure == "timeout"
-    assert late.words.startswith("nothing within 0.3 s of CPU time, 30 s in all (")
+    assert late.words.startswith("no reply within 0.3 s of CPU time or 30 s of wall-clock time (")
     assert f"{own}:" in late.words
     assert late.words.endswith(" in hangs)")
 

@@ -60,7 +60,7 @@ def test_without_a_seal_answers_are_evaluated_only_where_the_task_says_so():
         print(rewards("countdown", ["", "1+1"], trusted_answers=True), rewards("sudoku", ["", "1"]))
     """
     refusal, judged = on_a_lesser_host("without_seccomp", code).split("\n")
-    assert refusal.startswith("tasks.t: answers are evaluated as code, and this host cannot seal a process (the kernel")
+    assert refusal.startswith("tasks.t: answers are evaluated as code, but this host cannot seal a process (the kernel")
     assert refusal.endswith("or tasks.t.trusted_answers = true, if nobody is harmed by such code")
     assert judged == "[1.0, 0.0] [1.0, 0.0]"
 
@@ -70,9 +70,7 @@ def test_a_verifier_of_ones_own_is_sealed_when_an_evaluator_stands_before_it():
     table = TaskTable(source="words", dataset="trim", verifier="a:b")
     assert sealing_of("t", table, evaluates=True) is None
     assert sealing_of("t", table.model_copy(update={"evaluator": "c:d"}), evaluates=False) == Sealing("c:d")
-    with pytest.raises(
-        TaskError, match=r"tasks\.t\.evaluator: an evaluator without a verifier.*give tasks\.t\.verifier"
-    ):
+    with pytest.raises(TaskError, match=r"tasks\.t\.evaluator: an evaluator needs a verifier.*set tasks\.t\.verifier"):
         sealing_of("t", table.model_copy(update={"evaluator": "c:d", "verifier": ""}), evaluates=False)
 
 

@@ -28,7 +28,7 @@ def test_shares_sum_to_one(skilled_in):
 
 def test_shares_that_leave_nothing_are_refused():
     """Rare operations cannot take everything."""
-    with pytest.raises(TaskError, match="rare_share leaves nothing"):
+    with pytest.raises(TaskError, match="rare_share leaves no probability"):
         operation_shares(OPERATIONS, ["trim"], 0.4, right="trim")
 
 
@@ -77,12 +77,14 @@ def test_unknown_operation_and_skill_are_refused(tables, pool_table):
     wrong = {"swap": TaskTable(source="words", dataset="swap", operation="swapp")}
     with pytest.raises(TaskError, match=r"tasks\.swap: operation does not exist; got 'swapp'; .*did you mean 'swap'"):
         collect_examples(wrong, pool_table, skilled_in=[], rare_share=0.0)
-    with pytest.raises(TaskError, match="skilled_in names an operation that no task needs; got 'trim'"):
+    with pytest.raises(TaskError, match="skilled_in names an operation or game that no task has; got 'trim'"):
         collect_examples(tables, pool_table, skilled_in=["trim"], rare_share=0.0)
 
 
 def test_data_set_without_subject_cannot_be_practised(pool_table):
     """A data set that is not about one word has no warm start; the message says what to do."""
     sums = {"sums": TaskTable(source="reasoning_gym", dataset="chain_sum", operation="reverse")}
-    with pytest.raises(TaskError, match=r"tasks\.sums: no warm start is known.*leave out `operation`"):
+    with pytest.raises(
+        TaskError, match=r"tasks\.sums: the warm start does not support this data set.*remove `operation`"
+    ):
         collect_examples(sums, pool_table, skilled_in=[], rare_share=0.0)

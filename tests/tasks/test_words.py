@@ -43,8 +43,8 @@ def test_words_have_the_lengths_asked_for():
     ("dataset", "options", "message"),
     [("swop", {}, "does not exist; got 'swop'; .*did you mean 'swap'"),
      ("swap", {"min_leters": 2}, "no such option; got 'min_leters'; .*did you mean 'min_letters'"),
-     ("swap", {"min_letters": 9}, "lengths of words make no sense"),
-     ("swap", {"min_letters": "3"}, "lengths of words make no sense")],
+     ("swap", {"min_letters": 9}, "invalid lengths of words"),
+     ("swap", {"min_letters": "3"}, "invalid lengths of words")],
 )  # fmt: skip
 def test_wrong_tables_are_refused(dataset, options, message):
     """Unknown names come with the nearest one; impossible lengths are said as such."""

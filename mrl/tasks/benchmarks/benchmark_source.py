@@ -25,7 +25,7 @@ from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 
-INSTALL = "pip install 'mrl[tasks]' (it holds math-verify)"
+INSTALL = "pip install 'mrl[tasks]' (includes math-verify)"
 MATH = "mrl.tasks.math_answers:score"
 VERIFIERS = {"math": MATH, "text": "", "program": "mrl.tasks.benchmarks.programs:passes"}
 HASHES = re.compile(r"#### (-?[0-9.,]+)")
@@ -66,13 +66,13 @@ class BenchmarkSource:
             raise MissingError("the package math-verify is not installed", where=where, cure=INSTALL)
         self._prompt = checked_options(BenchmarkOptions, options, where=where).prompt or benchmark.prompt
         if "{problem}" not in self._prompt:
-            what = "options.prompt: no place for the problem"
+            what = "options.prompt: the placeholder {problem} is missing"
             raise TaskError(what, where=where, got=self._prompt, wanted="{problem}")
         parts: list[tuple[str, Part]] = [(benchmark.held_out, "held_out")]
         parts += [(benchmark.train, "train")] * bool(benchmark.train)
         items: list[Item] = []
         for split, part in parts:
-            rows = rows_of(Path(dataset), Split(split, benchmark.subset), where=where, get=get, form="its rows")
+            rows = rows_of(Path(dataset), Split(split, benchmark.subset), where=where, get=get, form="benchmark rows")
             items += [self._item(place, row, part, number) for number, (place, row) in enumerate(rows, len(items))]
         random.Random(f"{seed}/{len(items)}").shuffle(items)
         self._items = items
@@ -109,11 +109,13 @@ class BenchmarkSource:
         reference = REFERENCES[self._benchmark.reference](row.get(self._benchmark.answer))
         for column, found in ((self._benchmark.problem, problem), (self._benchmark.answer, reference)):
             if not isinstance(found, str) or not found:
-                got, cure = f"columns {sorted(row)[:8]}", "another revision, if the columns have changed"
-                raise TaskError(f"row without {column!r}", where=place, got=got, cure=cure)
+                what, got = f"the row has no usable value in {column!r}", f"columns {sorted(row)[:8]}"
+                cure = "if the columns have changed, set revision to an earlier version of the data set"
+                raise TaskError(what, where=place, got=got, cure=cure)
         examples = row.get(self._benchmark.examples) or [""]
         if self.evaluates and not (self._tests(row).strip() and isinstance(examples, list)):
-            raise TaskError(f"row without {self._benchmark.tests!r}", where=place, got=f"columns {sorted(row)[:8]}")
+            what = f"the row has no usable value in {self._benchmark.tests!r}"
+            raise TaskError(what, where=place, got=f"columns {sorted(row)[:8]}")
         parts = {"{problem}": str(problem).strip() if self.evaluates else str(problem), "{test}": str(examples[0])}
         text, kept = _PLACES.sub(lambda found: parts[found[0]], self._prompt), json.dumps(row, ensure_ascii=False)
         return Item(text, "", "", number, reference, part, kept)

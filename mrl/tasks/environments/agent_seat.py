@@ -90,7 +90,7 @@ class AgentSeat:
     def _asked(self, request: SeatRequest) -> EnvironmentTurn:
         body = SharedLoop.run(self._exchange(msgspec.msgpack.encode(request)))
         if body is None:  # the gateway was killed, or ends with the run: neither agent nor policy is at fault
-            return EnvironmentTurn(done=True, reason=GIVEN_UP, words="the gateway hung up")
+            return EnvironmentTurn(done=True, reason=GIVEN_UP, words="the gateway closed the connection")
         return _reply.decode(body)
 
     async def _connect(self) -> None:
@@ -108,9 +108,9 @@ class AgentSeat:
                 )
                 return
             except (OSError, ValueError, KeyError):
-                reason = "it has not said where it listens"
+                reason = "it has not published its address"
             except aiohttp.WSServerHandshakeError as error:
-                reason = f"it refuses: {error.status}"
+                reason = f"it refused the connection with HTTP status {error.status}"
                 break
             except (aiohttp.ClientError, TimeoutError) as error:
                 reason = str(error)

@@ -52,24 +52,24 @@ TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite
 LOST, UNEQUAL, UNSAID = "lost", "unequal", "unsaid"
 ENDS = {
     DONE: "the environment ended the episode, or the policy answered without a tool call",
-    MAX_TURNS: "the policy had all the turns that the task gives",
-    MAX_TOKENS: "the episode had all the tokens that the task gives",
+    MAX_TURNS: "the episode reached the task's limit of turns",
+    MAX_TOKENS: "the episode reached the task's limit of tokens",
     CUT: "the policy's last turn was cut at its token limit",
-    GIVEN_UP: "the episode was given up from outside: its agent fell silent, the engine was lost, or the run ends",
+    GIVEN_UP: "the episode was abandoned: its agent stopped responding, the engine was lost, or the run is ending",
 }
 """Reason for the end of an episode -> its meaning. Episodes with any of these reasons but the last count."""
 FAILURES = {
     RAISED: "the environment raised an exception",
-    TIMEOUT: "it gave nothing within its time",
-    EXITED: "its process ended",
-    MEMORY: "it wanted more memory than its process may have",
-    TOO_LONG: "it gave more text, messages or tools than a turn may hold",
-    NOT_TEXT: "it gave text that is not UTF-8",
-    NOT_FINITE: "it gave a reward that is NaN, infinite or beyond bounds",
-    WRONG_TYPE: "it gave something of another type than asked for",
-    LOST: "another episode took the process that both shared, and played again it did not say the same",
-    UNEQUAL: "it did not say to a peer's first turns what it had said to the peer",
-    UNSAID: "the policy's own tokens, template and syntax of calls cannot say a peer's turn as it was",
+    TIMEOUT: "the environment exceeded its time limit",
+    EXITED: "the environment's process ended",
+    MEMORY: "the environment exceeded the memory limit of its process",
+    TOO_LONG: "the environment returned more text, messages or tools than a turn may hold",
+    NOT_TEXT: "the environment returned text that is not UTF-8",
+    NOT_FINITE: "the environment returned a reward that is NaN, infinite or out of bounds",
+    WRONG_TYPE: "the environment returned a value of the wrong type",
+    LOST: "the process that the episode shared with others was lost, and replaying the episode failed",
+    UNEQUAL: "the environment did not answer a peer's replayed turns as it had answered the peer",
+    UNSAID: "the policy's tokens, template and tool-call syntax cannot express a peer's turn exactly",
 }
 """Reason for the end of an episode whose environment failed -> its meaning. The reward is the task's
 `failed_reward`."""
@@ -101,7 +101,7 @@ class PolicyTurn:
 
     def __post_init__(self) -> None:
         if len(self.sampled) > LIMITS.sampled:
-            raise RecordError(f"{len(self.sampled):,} tokens told one by one; at most {LIMITS.sampled:,}")
+            raise RecordError(f"{len(self.sampled):,} sampled tokens; at most {LIMITS.sampled:,}")
         if len(self.tool_calls) + len(self.broken) > LIMITS.calls:
             raise RecordError(f"{len(self.tool_calls) + len(self.broken)} tool calls; at most {LIMITS.calls}")
         if (size := bytes_of(self.text)) > LIMITS.turn_bytes:
@@ -124,7 +124,7 @@ class BareText:
         if len(self.token_ids) > LIMITS.bare_tokens:
             raise RecordError(f"a prompt of {len(self.token_ids):,} token ids; at most {LIMITS.bare_tokens:,}")
         if not (self.text or self.token_ids):
-            raise RecordError("a prompt of no text and no token id")
+            raise RecordError("the prompt has neither text nor token ids")
 
     @property
     def num_bytes(self) -> int:
@@ -163,17 +163,19 @@ class EnvironmentTurn:
 
     def __post_init__(self) -> None:
         if self.bare is not None and (self.messages or self.tools or self.done):
-            raise RecordError("text without roles stands beside messages, tools or an end")
+            raise RecordError("text without roles cannot be combined with messages, tools or the end of the episode")
         if bool(self.reason) != self.done or self.reason not in ("", *ENDS, *FAILURES):
-            raise RecordError(f"done = {self.done} and reason {self.reason!r:.40} do not fit")
+            raise RecordError(f"done = {self.done} and reason {self.reason!r:.40} do not match")
         if self.reward is not None and not abs(self.reward) <= LIMITS.reward:  # NaN is neither
-            raise RecordError(f"reward {self.reward}; wanted a finite one, at most {LIMITS.reward:,.0f} either way")
+            raise RecordError(
+                f"reward {self.reward}; wanted a finite number, at most {LIMITS.reward:,.0f} in absolute value"
+            )
         if self.begins_row and not self.messages:
-            raise RecordError("a row begins with no message")
+            raise RecordError("a new row has no message")
         most = LIMITS.row_messages if self.begins_row else LIMITS.messages
         if len(self.messages) > most or len(self.tools) > LIMITS.tools:
             told = f"{len(self.messages):,} messages and {len(self.tools)} tools"
-            raise RecordError(f"{told} are too many; at most {most:,} and {LIMITS.tools}")
+            raise RecordError(f"{told}; at most {most:,} messages and {LIMITS.tools} tools")
         most = LIMITS.row_bytes if self.begins_row else LIMITS.turn_bytes
         if (size := total_bytes(self.messages)) > most:
             raise RecordError(f"messages of {size:,} bytes; at most {most:,}")

@@ -182,7 +182,7 @@ class EnvironmentPool:
                 self.counts.episodes += 1
             script = self._scripts.get(request.episode)
             if script is None or script.is_over or script.awaits:
-                words = "it was asked after its end, or before it had answered"
+                words = "a request came after the end of the episode, or before the answer to the previous one"
                 future.set_result(EnvironmentTurn(done=True, reason=GIVEN_UP, words=words))
                 continue
             script.add(request, future)
@@ -290,7 +290,7 @@ class EnvironmentPool:
         if child.deadline_s > now_s or child not in self._children:
             return
         for script in child.late(now_s) if child.is_ready else []:
-            words = f"no answer within {self._wall_s:g} s, which its environment may take in all"
+            words = f"no answer within {self._wall_s:g} s, the total time limit of the environment"
             self._fail_one(child, script, EnvironmentTurn.failed(TIMEOUT, words))
         if child in self._children and child.deadline_s <= now_s:  # it sends no beat, or does not start
             self._lose(child)
@@ -299,16 +299,16 @@ class EnvironmentPool:
         """Handle the loss of a process that ended, or that an episode blocks: episodes that ran are suspects."""
         was_ready, code = child.is_ready, self._end(child)
         if not was_ready:
-            raise RoleFailed(f"the environment {self._name} does not start (exit code {code}); the log above says why")
+            raise RoleFailed(f"the environment {self._name} does not start (exit code {code}); see the log above")
         for script in child.scripts.values():
             is_suspect = script.asked_at_s is not None
             self._places.pop(script.number, None)
             script.begin_again()
             if is_suspect and child.is_alone:
                 how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                self._fail_one(None, script, EnvironmentTurn.failed(EXITED, f"its process {how}"))
+                self._fail_one(None, script, EnvironmentTurn.failed(EXITED, f"the environment's process {how}"))
             elif script.losses > MAX_LOSSES:
-                words = f"{script.losses} processes that it shared were lost"
+                words = f"{script.losses} processes that the episode shared with others were lost"
                 self._fail_one(None, script, EnvironmentTurn.failed(LOST, words))
             else:
                 script.is_alone = script.is_alone or is_suspect

@@ -170,7 +170,9 @@ class _Process:
         try:
             episode.ask(request)
         except (RuntimeError, MemoryError) as error:  # no thread can be started
-            self._say(EpisodeReply(request.episode, EnvironmentTurn.failed(MEMORY, f"no thread for it: {error}")))
+            self._say(
+                EpisodeReply(request.episode, EnvironmentTurn.failed(MEMORY, f"no thread can be started: {error}"))
+            )
 
     def _part_with(self, number: int) -> None:
         if (episode := self._episodes.pop(number, None)) is not None:
@@ -187,7 +189,7 @@ class _Process:
             if episode.cpu_s() > self._cpu_s and episode.is_running:
                 self._part_with(number)
                 episode.break_off()
-                words = f"it used more than {self._cpu_s:g} s of processor time"
+                words = f"the environment used more than {self._cpu_s:g} s of CPU time"
                 self._say(EpisodeReply(number, EnvironmentTurn.failed(TIMEOUT, words)))
 
     def _say(self, message: Reply) -> None:

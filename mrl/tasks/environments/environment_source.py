@@ -28,7 +28,7 @@ from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
 from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
 
-FORM = 'a JSONL file, one object a line, of what the environment\'s reset takes: {"word": "..."}'
+FORM = 'a JSONL file, one object per line with the arguments of the environment\'s reset: {"word": "..."}'
 
 
 class EnvironmentOptions(Table):
@@ -55,8 +55,8 @@ class EnvironmentSource:
         self._options = checked_options(EnvironmentOptions, options, where=where)
         self._check_name(dataset, where)
         if self._options.held_out and not self._options.data:
-            cure = "options.data, the file with those to train on"
-            raise TaskError("options.held_out: there is no file to train on", where=where, cure=cure)
+            cure = "set options.data to the file with the start states to train on"
+            raise TaskError("options.held_out: options.data is not set", where=where, cure=cure)
         self._dataset, self._is_game = dataset, dataset in GAMES
         self.is_finite = bool(self._options.data or self._options.size)
         self._rows = [
@@ -112,5 +112,5 @@ class AgentSource(EnvironmentSource):
 
     def _check_name(self, dataset: str, where: str) -> None:
         if ":" not in dataset and dataset not in (OUTSIDE, COMMAND):
-            wanted = f'an async function, "module:function", or "{OUTSIDE}" for agents that come by themselves'
+            wanted = f'an async function, "module:function", or "{OUTSIDE}" for agents that connect from outside'
             raise TaskError("no such agent", where=f"{where}.dataset", got=dataset, wanted=wanted)

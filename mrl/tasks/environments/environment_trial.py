@@ -35,7 +35,7 @@ def try_environment(task: str, table: TaskTable, *, seed: int) -> EnvironmentTur
         first = _turn(task, table, session.first, f"reset of {item.text[:80]!r}")
         said = f"the policy's turn {NONSENSE!r}"
         if not first.done and not _turn(task, table, session.step(PolicyTurn(NONSENSE)), said).done:
-            _turn(task, table, session.finish(MAX_TURNS), f"the end of the episode behind {said}, as by max_turns")
+            _turn(task, table, session.finish(MAX_TURNS), f"the end of the episode (max_turns) after {said}")
     return first
 
 
@@ -50,8 +50,8 @@ def first_turn(task: str, table: TaskTable, text: str, *, seed: int) -> Environm
 def _check_class(task: str, table: TaskTable, name: str, row: str) -> None:
     reason, _ = tried_in_process("mrl.tasks.environments.opening", name, row)
     if reason:
-        wanted = "a class in a module beside the configuration, installed, or on PYTHONPATH"
-        raise TaskError(f"no environment: {reason}", where=f"tasks.{task}.dataset", wanted=wanted)
+        wanted = "a class in a module that is installed, on PYTHONPATH, or beside the configuration file"
+        raise TaskError(f"not a valid environment: {reason}", where=f"tasks.{task}.dataset", wanted=wanted)
 
 
 def tried_in_process(module: str, *words: str) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def tried_in_process(module: str, *words: str) -> tuple[str, str]:
             (sys.executable, "-m", module, *words), capture_output=True, timeout=START_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return f"its module is not imported after {START_S:.0f} s", ""
+        return f"importing the module takes longer than {START_S:.0f} s", ""
     if trial.returncode == 0:
         return "", trial.stdout.decode(errors="replace")
     said = trial.stderr.decode(errors="replace").split("\n")
@@ -78,7 +78,7 @@ def _turn(task: str, table: TaskTable, future: "Future[EnvironmentTurn]", asked:
             f"the environment {table.dataset} failed at {asked}",
             where=f"tasks.{task}.dataset",
             got=f"{turn.reason}: {turn.words}",
-            wanted="messages of text, and a finite reward at the end, whatever a policy says",
-            cure=f"{FAILURES[turn.reason]}; mend it there",
+            wanted="text messages, and a finite reward at the end, for any text of a policy",
+            cure=f"fix the environment: {FAILURES[turn.reason]}",
         )
     return turn

@@ -63,7 +63,8 @@ class Environments:
         if self._tasks[task].source != "agent":
             return environment_name(self._tasks[task])
         if self._meeting is None:
-            what, cure = "agents play with the policies of a run alone", "train, and look at what the run measured"
+            what = "agents can only be used within a training run"
+            cure = "start a run with `mrl train`, and read what it measured"
             raise TaskError(what, where=f"tasks.{task}.source", got="agent", cure=cure)
         return self._meeting.name(task)
 

@@ -72,7 +72,7 @@ class Script:
         said = replace(turn, stream="")  # another agent plays it again, in a session of its own
         self.asked_at_s, digest = None, hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=16).digest()
         if line.digest and line.digest != digest:
-            return f"played again, it said something else at turn {self.played}"
+            return f"replayed, the environment answered differently at turn {self.played}"
         self.played += 1
         if not line.digest:
             line.digest = digest

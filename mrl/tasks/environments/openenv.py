@@ -61,7 +61,7 @@ class OpenEnvEnvironment:
         prompt = row.get("prompt", "")
         text = "\n".join(part for part in (prompt if isinstance(prompt, str) else "", said) if part)
         if not text:
-            raise BadReturn(WRONG_TYPE, "reset gave an observation without text, and the row has no prompt")
+            raise BadReturn(WRONG_TYPE, "reset returned an observation without text, and the row has no prompt")
         return EnvironmentTurn((Message("user", text),), tools=self._tools, is_deterministic=self._is_deterministic)
 
     def step(self, turn: PolicyTurn) -> EnvironmentTurn:
@@ -95,7 +95,7 @@ class OpenEnvEnvironment:
         if observed.get("done") is True:
             return EnvironmentTurn(messages, done=True, reward=self._sum, reason=DONE, tool_errors=errors)
         if not messages:
-            raise BadReturn(WRONG_TYPE, "step gave an observation without text, and the episode goes on")
+            raise BadReturn(WRONG_TYPE, "step returned an observation without text, but the episode is not over")
         return EnvironmentTurn(messages, tool_errors=errors)
 
     def _asked(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -104,14 +104,17 @@ class OpenEnvEnvironment:
         found = answer.get("data")
         if answer.get("type") == "error":
             words = found.get("message", "") if isinstance(found, Mapping) else found
-            raise BadReturn(RAISED, f"the server says: {words}")
+            raise BadReturn(RAISED, f"the server reported an error: {words}")
         if answer.get("type") != "observation" or not isinstance(found, Mapping):
             raise BadReturn(WRONG_TYPE, f"the server answered {answer.get('type')!r:.40}; wanted an observation")
         reward = found.get("reward")
         if isinstance(reward, int | float):
             self._sum += reward
             if not abs(self._sum) <= LIMITS.reward:
-                raise BadReturn(NOT_FINITE, f"the reward is {reward}, and the sum {self._sum}")
+                raise BadReturn(
+                    NOT_FINITE,
+                    f"the sum of rewards is {self._sum} after a reward of {reward}; at most {LIMITS.reward:,.0f}",
+                )
         return found
 
     def _listed(self) -> tuple[ToolSpec, ...]:
@@ -141,10 +144,10 @@ class OpenEnvEnvironment:
         if answer.type is not aiohttp.WSMsgType.TEXT:
             too_long = self._socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
             kind = TOO_LONG if too_long else RAISED
-            raise BadReturn(kind, f"the server's connection ended ({answer.type.name}, {self._socket.close_code})")
+            raise BadReturn(kind, f"the connection to the server ended ({answer.type.name}, {self._socket.close_code})")
         found = json.loads(answer.data)
         if not isinstance(found, Mapping):
-            raise BadReturn(WRONG_TYPE, f"the server answered {answer.data!r:.80}; wanted an object")
+            raise BadReturn(WRONG_TYPE, f"the server answered {answer.data!r:.80}; wanted a JSON object")
         return found
 
     async def _disconnect(self) -> None:

@@ -36,7 +36,7 @@ def named_class(name: str) -> type:
     """Return the class "module:Class". Raises ClassMistake."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise ClassMistake(f'{name!r} names no class; write "module:Class", or a URL, ws://HOST:PORT')
+        raise ClassMistake(f'{name!r} does not name a class; write "module:Class", or a URL, ws://HOST:PORT')
     found: type = named_object(module, attribute)
     return found
 

@@ -61,9 +61,9 @@ def tool_of(name: str, function: Callable[..., Any]) -> Tool:
     properties: dict[str, Any] = {}
     for one in parameters:
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD, one.POSITIONAL_ONLY):
-            raise ToolMistake(f"the argument {one} cannot be given by name; write arguments one by one")
+            raise ToolMistake(f"the argument {one} cannot be passed by name; declare each argument by itself")
         if one.name not in hints:
-            raise ToolMistake(f"the argument {one.name!r} has no type; write {one.name}: str, say")
+            raise ToolMistake(f"the argument {one.name!r} has no type hint; write for example {one.name}: str")
         properties[one.name] = _schema(one.name, hints[one.name])
         if one.name in described:
             properties[one.name]["description"] = described[one.name]

@@ -118,7 +118,7 @@ class ClassEnvironment:
         _check_size(messages)
         if not done:
             if not messages:
-                raise BadReturn(WRONG_TYPE, "step returned no text, and the game goes on")
+                raise BadReturn(WRONG_TYPE, "step returned no text, but the game is not over")
             return EnvironmentTurn(messages)
         return EnvironmentTurn(messages, done=True, reward=self._reward(), reason=DONE)
 
@@ -132,7 +132,9 @@ class ClassEnvironment:
 def tools_of(kind: object, name: str) -> dict[str, Tool]:
     """Return name -> tool, of a class that can be an environment. Raises ClassMistake for a class that cannot."""
     if not inspect.isclass(kind):
-        raise ClassMistake(f"{name} is {type(kind).__name__}, and no class; write class {name.rpartition(':')[2]}:")
+        raise ClassMistake(
+            f"{name} is of type {type(kind).__name__}, not a class; write class {name.rpartition(':')[2]}:"
+        )
     if not callable(getattr(kind, "reset", None)):
         raise ClassMistake(f"{name} has no reset; write def reset(self, **row), which returns the first message")
     _check_constructor(kind, name)
@@ -150,13 +152,17 @@ def tools_of(kind: object, name: str) -> dict[str, Tool]:
         try:
             tools[method] = tool_of(method, getattr(kind, method))
         except ToolMistake as mistake:
-            raise ClassMistake(f"{name}.{method} can be no tool: {mistake}, or rename it to _{method}") from None
+            raise ClassMistake(
+                f"{name}.{method} cannot be a tool: {mistake}, or rename the method to _{method}"
+            ) from None
     if not tools:
         raise ClassMistake(
             f"{name} has neither tools nor step; write a method with typed arguments, or step(self, text)"
         )
     if len(tools) > LIMITS.tools:
-        raise ClassMistake(f"{name} has {len(tools)} tools; wanted {LIMITS.tools} at most: rename some to begin with _")
+        raise ClassMistake(
+            f"{name} has {len(tools)} tools; wanted at most {LIMITS.tools}; rename some methods to begin with _"
+        )
     return tools
 
 
@@ -167,8 +173,8 @@ def check_row(kind: type, name: str, row: Mapping[str, Any]) -> None:
         needs = one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
         if needs and one.name not in given:
             raise ClassMistake(
-                f"{name}.reset needs {one.name!r}, and rows have {', '.join(sorted(given))};"
-                f" give {one.name} a default, or the data a column of this name"
+                f"{name}.reset needs {one.name!r}, but rows only have {', '.join(sorted(given))};"
+                f" give {one.name} a default value, or add a column of this name to the data"
             )
 
 
@@ -207,7 +213,9 @@ def _check_constructor(kind: type, name: str) -> None:
     try:
         inspect.signature(kind).bind()
     except TypeError as error:
-        raise ClassMistake(f"{name}() cannot be called without arguments: {error}; give them defaults") from None
+        raise ClassMistake(
+            f"{name}() cannot be called without arguments: {error}; give all arguments default values"
+        ) from None
     except ValueError:  # a class in C may have no signature
         return
 
@@ -216,8 +224,8 @@ def _check_plain(kind: type, name: str) -> None:
     for method, _ in inspect.getmembers(kind, inspect.iscoroutinefunction):
         is_tool = method not in NO_TOOLS and not method.startswith("_") and not hasattr(kind, "step")
         if is_tool or method in NO_TOOLS:
-            cure = f"write def {method}, with asyncio.run in it" + f", or rename it to _{method}" * is_tool
-            raise ClassMistake(f"{name}.{method} is async, and nobody awaits it; {cure}")
+            cure = f"write def {method} and use asyncio.run in it" + f", or rename the method to _{method}" * is_tool
+            raise ClassMistake(f"{name}.{method} is async, which is not supported; {cure}")
 
 
 def _check_arguments(function: Callable[..., Any], names: Sequence[str], what: str, cure: str) -> None:
@@ -259,7 +267,7 @@ def _messages(given: object) -> tuple[Message, ...]:
 
 def _of_dict(given: object) -> Message:
     if not isinstance(given, Mapping) or not isinstance(given.get("content"), str):
-        raise BadReturn(WRONG_TYPE, f'{given!r:.80} is no message; wanted {{"role": ..., "content": text}}')
+        raise BadReturn(WRONG_TYPE, f'{given!r:.80} is not a message; wanted {{"role": ..., "content": text}}')
     return _message(str(given.get("role", "user")), given["content"])
 
 
@@ -297,7 +305,7 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, bytes):
-        raise BadReturn(WRONG_TYPE, "bytes were returned; wanted text")
+        raise BadReturn(WRONG_TYPE, "returned bytes; wanted text")
     try:
         text = value if isinstance(value, str) else canonical_json(value)
     except ValueError:
@@ -305,7 +313,7 @@ def _text(value: object) -> str:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise BadReturn(NOT_TEXT, "text with a lone surrogate, which is not UTF-8") from None
+        raise BadReturn(NOT_TEXT, "the text has an unpaired surrogate, so it is not UTF-8") from None
     if size > LIMITS.turn_bytes:
         raise BadReturn(TOO_LONG, f"text of {size:,} bytes; at most {LIMITS.turn_bytes:,} in a turn")
     return text
@@ -320,8 +328,11 @@ def _check_size(messages: Sequence[Message]) -> None:
 def _number(value: object) -> float:
     """Return a value as a reward. Raises BadReturn."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise BadReturn(WRONG_TYPE, f"the reward is {value!r:.80}, which is no number")
+        raise BadReturn(WRONG_TYPE, f"the reward is {value!r:.80}, which is not a number")
     number = float(value)
     if not abs(number) <= LIMITS.reward:  # NaN is neither
-        raise BadReturn(NOT_FINITE, f"the reward is {number}; wanted a finite one, at most {LIMITS.reward:,.0f}")
+        raise BadReturn(
+            NOT_FINITE,
+            f"the reward is {number}; wanted a finite number, at most {LIMITS.reward:,.0f} in absolute value",
+        )
     return number

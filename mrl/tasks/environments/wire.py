@@ -85,7 +85,7 @@ class Frames:
         while len(self._bytes) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._bytes)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a message of {length:,} bytes")
+                raise ValueError(f"a message of {length:,} bytes exceeds the limit of {MAX_FRAME_BYTES:,} bytes")
             end = LENGTH.size + length
             if len(self._bytes) < end:
                 break

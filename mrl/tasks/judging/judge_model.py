@@ -116,9 +116,11 @@ def _headers(table: JudgeTable) -> dict[str, str]:
         return {}
     key = os.environ.get(table.key_variable, "").strip()
     if not key:
-        raise JudgeError(f"the environment variable {table.key_variable} with the judge's key is not set", JudgeCosts())
+        raise JudgeError(f"the environment variable {table.key_variable} for the judge's key is not set", JudgeCosts())
     if not (key.isascii() and key.isprintable()):
-        raise JudgeError(f"{table.key_variable} holds something that no header can carry, and no key", JudgeCosts())
+        raise JudgeError(
+            f"the key in {table.key_variable} has characters that an HTTP header cannot hold", JudgeCosts()
+        )
     return {"Authorization": f"Bearer {key}"}
 
 
@@ -144,7 +146,7 @@ def _reward(table: JudgeTable, reply: Mapping[str, Any], spent: JudgeCosts) -> f
         raise JudgeError("the reply has no choices[0].message.content", spent)
     score = score_in(table, text)
     if score is None:
-        wanted = f"a score from {table.least:g} to {table.most:g} as {table.score!r} finds it"
+        wanted = f"a score from {table.least:g} to {table.most:g} that matches {table.score!r}"
         raise JudgeError(f"the judge said {text[-MAX_SHOWN_CHARS:]!r}; wanted {wanted}", spent)
     return (score - table.least) / (table.most - table.least)
 

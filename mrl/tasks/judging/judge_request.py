@@ -64,7 +64,7 @@ def ask(
             is_last = number > bounds.retries
             if is_last or time.monotonic() - began_s + pause_s >= bounds.total_s:
                 after = f" after {number} requests" if number > 1 else ""
-                what = f"{error}{after}" + ("; no time for another" if not is_last else "")
+                what = f"{error}{after}" + ("; no time left for another request" if not is_last else "")
                 raise JudgeError(what, JudgeCosts(requests=number)) from None
             time.sleep(pause_s)
         except _Final as error:
@@ -87,7 +87,7 @@ def _asked(url: str, data: bytes, headers: Mapping[str, str], within_s: float) -
         with connection.getresponse() as reply:
             text = _body(reply, deadline_s)
     except TimeoutError:
-        raise _Passing(f"nothing within {within_s:.3g} s") from None
+        raise _Passing(f"no reply within {within_s:.3g} s") from None
     except (OSError, http.client.HTTPException) as error:
         raise _Passing(f"{type(error).__name__}: {error}") from None
     finally:
@@ -101,7 +101,7 @@ def _asked(url: str, data: bytes, headers: Mapping[str, str], within_s: float) -
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise _Final(f"the reply is no JSON object: {text[:MAX_SHOWN_CHARS].decode(errors='replace')!r}")
+        raise _Final(f"the reply is not a JSON object: {text[:MAX_SHOWN_CHARS].decode(errors='replace')!r}")
     return found
 
 

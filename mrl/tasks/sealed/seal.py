@@ -84,21 +84,21 @@ def unsealed_reason() -> str:
     try:
         found = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"it takes longer than {TRIAL_S:.0f} s to seal a process"
+        return f"sealing a process takes longer than {TRIAL_S:.0f} s"
     said = found.stdout.decode(errors="replace").strip()
-    return said if found.returncode == 0 else f"the trial of the seal ended with code {found.returncode}"
+    return said if found.returncode == 0 else f"the test of the seal ended with exit code {found.returncode}"
 
 
 def host_seal() -> "Seal | str":
     """Return the seal of this host, tried on a process forked from this one; or in words why there is none."""
     machine = ARCHITECTURES.get(platform.machine())
     if sys.platform != "linux" or machine is None:
-        return f"there is no list of system calls for {sys.platform} on {platform.machine()}"
+        return f"{sys.platform} on {platform.machine()} is not supported"
     try:
         rules = _file_rules()
         seal = Seal(filter_program(machine, with_files=rules >= 0), rules)
     except OSError as error:
-        return f"Landlock does not take its rules ({error.strerror})"
+        return f"Landlock rejects its rules ({error.strerror})"
     return _tried(seal) or seal
 
 
@@ -111,7 +111,7 @@ def _tried(seal: Seal) -> str:
             seal.close_up(reply=write_end, memory_bytes=resource.RLIM_INFINITY, cpu_s=10)
             said = _open_doors()
         except BaseException as error:  # noqa: BLE001 - the process's outer edge; what it says is the finding
-            said = f"the kernel does not seal a process ({error})"
+            said = f"the kernel cannot seal a process ({error})"
         os.write(write_end, said.encode()[:500] or b"\0")
         os._exit(0)
     os.close(write_end)
@@ -119,7 +119,7 @@ def _tried(seal: Seal) -> str:
         heard = replies.read()
     os.waitpid(pid, 0)
     if not heard:
-        return "a process that is sealed dies at once"
+        return "a sealed process ends without a reply"
     return heard.strip(b"\0").decode(errors="replace")
 
 
@@ -128,7 +128,7 @@ def _open_doors() -> str:
     tries: dict[str, Callable[[], object]] = {
         "read a file": lambda: os.open("/proc/self/environ", os.O_RDONLY),
         "write a file": lambda: os.open("/dev/null", os.O_WRONLY),
-        "make a process": os.fork,
+        "create a process": os.fork,
         "open a socket": socket.socket,
         "signal its parent": lambda: os.kill(os.getppid(), 0),
     }
@@ -138,7 +138,8 @@ def _open_doors() -> str:
         except PermissionError:
             continue
         except OSError as error:
-            return f"a sealed process that tries to {what} gets {errno.errorcode.get(error.errno or 0)}"
+            code = errno.errorcode.get(error.errno or 0)
+            return f"a sealed process that tries to {what} gets {code} instead of a permission error"
         return f"a sealed process can {what}"
     return ""
 

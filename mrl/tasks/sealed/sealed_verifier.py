@@ -60,7 +60,7 @@ MAX_WORDS_CHARS = 500
 
 _call = msgspec.msgpack.Decoder(VerifierCall)
 _outcome = msgspec.msgpack.Decoder(Outcome)
-_WHAT = {LATE: "it took too long", DIED: "its process ended", OUT_OF_MEMORY: "it wanted too much memory"}
+_WHAT = {LATE: "time limit exceeded", DIED: "the process ended", OUT_OF_MEMORY: "memory limit exceeded"}
 _KIND = {LATE: TIMEOUT, DIED: EXITED, OUT_OF_MEMORY: MEMORY}
 
 
@@ -117,7 +117,7 @@ def _judged_apart(
     try:
         return _plain(_outcome.decode(ended.reply))
     except (msgspec.DecodeError, ValueError):
-        return failed(EXITED, "its process said something else than an outcome")
+        return failed(EXITED, "the verifier's process returned an invalid result")
 
 
 def _plain(outcome: Outcome) -> Outcome:
@@ -146,7 +146,7 @@ class _EvaluatingSide:
         self._requests, self._replies = near.makefile("wb"), near.makefile("rb")
         status, reason = self._replies.read(1), read_request(self._replies)
         if status != bytes([DONE]):
-            raise ImportError(f"the evaluator {evaluator} does not start: {(reason or b'it ended').decode()}")
+            raise ImportError(f"the evaluator {evaluator} does not start: {(reason or b'its process ended').decode()}")
 
     def evaluated(self, call: VerifierCall) -> tuple[Outcome | None, VerifierCall]:
         """Return the call with the evaluated text as the answer; or a failure of the answer, and the call as it was."""
@@ -155,14 +155,14 @@ class _EvaluatingSide:
         self._requests.flush()
         status, text = self._replies.read(1), read_request(self._replies)
         if not status or text is None:
-            raise EOFError("the evaluating side is gone")
+            raise EOFError("the evaluator's process ended")
         ended = Ended(status[0], text)
         if ended.status != DONE:
             return failed(UNEVALUATED, f"evaluating the answer: {_said(ended)}"), call
         try:
             return None, call._replace(answer=text.decode())
         except UnicodeDecodeError:
-            return failed(UNEVALUATED, "evaluating the answer: what it gives is no text"), call
+            return failed(UNEVALUATED, "evaluating the answer: the result is not UTF-8 text"), call
 
 
 def _evaluate(keeper_side: socket.socket, evaluator: str, seal: Seal, limits: ChildLimits, *, keeper: int) -> NoReturn:

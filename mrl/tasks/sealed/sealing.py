@@ -39,16 +39,16 @@ def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | Non
     """
     if table.evaluator and not table.own_verifier:
         raise TaskError(
-            "an evaluator without a verifier", where=f"tasks.{task}.evaluator", cure=f"give tasks.{task}.verifier"
+            "an evaluator needs a verifier", where=f"tasks.{task}.evaluator", cure=f"set tasks.{task}.verifier"
         )
     if not table.evaluator and (table.own_verifier or not evaluates):
         return None
     if not table.trusted_answers and (reason := unsealed_reason()):
         raise TaskError(
-            f"answers are evaluated as code, and this host cannot seal a process ({reason})",
+            f"answers are evaluated as code, but this host cannot seal a process ({reason})",
             where=f"tasks.{task}",
             wanted="seccomp filters (Linux on x86-64 or AArch64)",
-            cure=f"another host or data set; or tasks.{task}.trusted_answers = true, if nobody is harmed by such code",
+            cure=f"use another host or data set, or run the code unsealed with tasks.{task}.trusted_answers = true",
         )
     return Sealing(table.evaluator, is_trusted=table.trusted_answers)
 
@@ -56,7 +56,7 @@ def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | Non
 def described_seal() -> str:
     """Return in words how this host runs answers that are evaluated."""
     reason = unsealed_reason()
-    return f"refused, unless trusted ({reason})" if reason else "each in a sealed process of its own"
+    return f"refused unless trusted_answers = true ({reason})" if reason else "each in a sealed process of its own"
 
 
 def sealed_environment(environment: Mapping[str, str]) -> dict[str, str]:

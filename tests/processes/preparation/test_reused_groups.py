@@ -40,8 +40,8 @@ def test_regimes_whose_rows_need_peers_refuse_it(regime):
     with pytest.raises(ConfigError) as caught:
         check_learning(config, where="test")
     assert str(caught.value) == (
-        f"test: policies.b.learner.reuse_share: under {regime} peers are heard on an own group once, and not when it "
-        "comes again; got 0.5; wanted 0, or sharing.regime one of independent, sgt"
+        f"test: policies.b.learner.reuse_share: {regime} uses peer records only once, so own groups cannot be "
+        "trained on again; got 0.5; wanted 0, or sharing.regime one of independent, sgt"
     )
 
 
@@ -50,7 +50,9 @@ def test_voted_rewards_are_not_reused():
     config = config_with(
         {"reuse_share": 0.5}, tasks={"trim": {"source": "words", "dataset": "trim", "verifier": "collective"}}
     )
-    with pytest.raises(ConfigError, match=r"b\.learner\.reuse_share: peers vote once on the answers of tasks\.trim"):
+    with pytest.raises(
+        ConfigError, match=r"b\.learner\.reuse_share: peers vote only once on the answers of tasks\.trim"
+    ):
         check_learning(config, where="test")
 
 

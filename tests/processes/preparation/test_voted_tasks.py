@@ -58,9 +58,7 @@ def test_one_policy_alone_may_vote():
 )
 def test_what_goes_by_rewards_before_the_vote_is_refused(tables, key):
     """Where the task is judged by its data set the same passes."""
-    what = (
-        rf"test: {key}: the answers of tasks.trim have no rewards before the vote; got .*; wanted .*; cure: set {key} "
-    )
+    what = rf"test: {key}: the answers of tasks.trim have no rewards until the vote; got .*; wanted .*; cure: change "
     with pytest.raises(ConfigError, match=what):
         check_learning(config_with(**tables), where="test")
     check_learning(config_with({"verifier": ""}, **tables), where="test")
@@ -83,7 +81,7 @@ def test_keys_of_other_verifiers_are_refused(task, what):
 
 def test_an_evaluator_has_nothing_to_give_its_texts_to():
     """What it makes of an answer would not be voted on."""
-    with pytest.raises(TaskError, match="an evaluator without a verifier"):
+    with pytest.raises(TaskError, match="an evaluator needs a verifier"):
         check_tasks(config_with({"evaluator": "builtins:str"}), [].append)
 
 

@@ -76,7 +76,7 @@ def test_an_episode_that_ends_from_outside_has_its_reward():
      ("long", "too_long", "10,000,000 bytes"), ("surrogate", "not_text", "not UTF-8"),
      ("bytes", "wrong_type", "wanted text"), ("number", "wrong_type", "step returned int"),
      ("nan", "not_finite", "nan"), ("infinite", "not_finite", "inf"), ("die", "exited", "exit code 3"),
-     ("eat", "memory", "out of memory"), ("loop", "timeout", "processor time")],
+     ("eat", "memory", "out of memory"), ("loop", "timeout", "CPU time")],
 )  # fmt: skip
 def test_a_bad_turn_costs_its_episode_alone(text, reason, told):
     """It ends with a reason and how it came; another episode of the process goes on, and new ones begin."""

@@ -167,10 +167,10 @@ RUBBISH = [
     (reply(None), r"no choices\[0\]\.message\.content"),
     (b'{"choices": []}', r"no choices\[0\]\.message\.content"),
     (b'{"choices": {"0": 1}}', r"no choices\[0\]\.message\.content"),
-    (b"[]", "the reply is no JSON object"),
-    (b"<html>", "the reply is no JSON object: '<html>'"),
-    (b"[" * 100_000, "the reply is no JSON object"),
-    (b"", "the reply is no JSON object"),
+    (b"[]", "the reply is not a JSON object"),
+    (b"<html>", "the reply is not a JSON object: '<html>'"),
+    (b"[" * 100_000, "the reply is not a JSON object"),
+    (b"", "the reply is not a JSON object"),
     (b'{"x": "' + b"y" * (1 << 20) + b'"}', "the reply is longer than 1,048,576 bytes"),
 ]
 
@@ -214,7 +214,7 @@ def test_pauses_double_and_are_what_the_server_asks_for(server: Server, monkeypa
     pauses.clear()
     server.answer = lambda handler, *_: say(handler, b"", 429, Retry_After="3600")
     error = failure(task(server.url, timeout_s=1.0), monkeypatch)
-    assert str(error) == "status 429: ; no time for another"
+    assert str(error) == "status 429: ; no time left for another request"
     assert pauses == []
 
 
@@ -254,7 +254,7 @@ def test_nobody_waits_for_long(server: Server, monkeypatch: pytest.MonkeyPatch, 
     began_s = time.monotonic()
     table = JudgeTable(url=server.url, model="j", timeout_s=0.2, retries=1, backoff_s=0.01)
     error = failure(task(server.url).model_copy(update={"judge": table}), monkeypatch)
-    assert str(error) == "nothing within 0.2 s after 2 requests"
+    assert str(error) == "no reply within 0.2 s after 2 requests"
     assert time.monotonic() - began_s < 30
 
 
@@ -281,12 +281,12 @@ def test_the_key_goes_to_the_judge_and_nowhere_else(
     assert [file for file in tmp_path.rglob("*") if file.is_file() and KEY.encode() in file.read_bytes()] == []
     assert KEY not in str(judge_model.judge_environment(table, {}))
     monkeypatch.setenv("MY_JUDGE", f"{KEY}\nX: y")
-    with pytest.raises(judge_request.JudgeError, match="no header can carry") as caught:
+    with pytest.raises(judge_request.JudgeError, match="an HTTP header cannot hold") as caught:
         judge_model._headers(table.judge)
     assert KEY not in str(caught.value)
     monkeypatch.delenv("MY_JUDGE")
     assert str(failure(table, monkeypatch, "other")) == (
-        "the environment variable MY_JUDGE with the judge's key is not set"
+        "the environment variable MY_JUDGE for the judge's key is not set"
     )
 
 
