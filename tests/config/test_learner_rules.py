@@ -42,7 +42,10 @@ def config_with(steps=10, device="cpu", **learner):
         ),
         ({"microbatch_tokens": 300}, "microbatch_tokens: smaller than one row; got 300; .*max_new_tokens = 300"),
         ({"warmup_steps": 10}, "warmup_steps: the run ends within the warm-up; got 10; wanted < run.steps = 10"),
-        ({"activation_offload": True}, "activation_offload: only what .*; cure: .*activation_checkpointing = true"),
+        (
+            {"activation_offload": True},
+            "activation_offload: requires activation_checkpointing; .*; cure: .*activation_checkpointing = true",
+        ),
         ({"precision": "float16"}, "learner.precision: not valid"),
         ({"parameter_dtype": "float16"}, "learner.parameter_dtype: not valid"),
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),

@@ -465,8 +465,8 @@ def test_moments_go_where_there_is_room() -> None:
 
     assert cure("device", on_device=True) == 'learner.optimizer_memory = "host" would need 100 MiB'
     assert cure("host", on_device=False) == 'learner.optimizer_memory = "device" would need 100 MiB'
-    assert cure("host", on_device=True).startswith("more ranks")
-    assert cure("device", on_device=False).startswith("more ranks")
+    assert cure("host", on_device=True).startswith("more sharded ranks")
+    assert cure("device", on_device=False).startswith("more sharded ranks")
 
 
 def test_all_cures_are_those_that_are_left() -> None:
