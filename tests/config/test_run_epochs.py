@@ -138,7 +138,7 @@ def test_a_run_that_never_saved_is_resumed_as_ever(tmp_path: Path) -> None:
     ("names", "resume", "sync", "said"),
     [
         (["a"], False, False, "requires --resume; cure: add --resume"),
-        (["c"], True, False, "no policy that learns; got 'c'; wanted a, b"),
+        (["c"], True, False, "not a policy that learns; got 'c'; wanted one of a, b"),
         (
             ["a"],
             True,

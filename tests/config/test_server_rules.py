@@ -42,7 +42,7 @@ def check(rollout, **policy) -> None:
             {},
             r"server\.options: this option is not allowed",
         ),
-        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*> .* = 64"),
+        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*at least .* = 64 plus"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
         (
@@ -120,7 +120,7 @@ def test_other_options_of_a_server_are_its_own(engine, device, options):
 @pytest.mark.parametrize(
     ("engine", "units", "refused"),
     [
-        ("vllm", ["gpu:0"], r"qwen\.rollout\.weights: asleep .*residency"),
+        ("vllm", ["gpu:0"], r"qwen\.rollout\.weights: a sleeping .*residency"),
         ("embedded", ["gpu:0"], None),
         ("vllm", ["cpu:0"], r'= "sleep": no engine of this run can sleep.*wanted .*"stop", for engines on CPUs'),
         ("embedded", [], r'residency = "sleep": no engine of this run can sleep'),

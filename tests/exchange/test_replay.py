@@ -226,7 +226,7 @@ def damage_records(path):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (damage_schema, r"another version of mrl; got 'schema 7'; wanted schema 1; cure: leave sharing\.replay out"),
+        (damage_schema, r"another version of mrl; got 'schema 7'; wanted schema 1; cure: remove sharing\.replay"),
         (damage_records, r"no records that can be replayed; got '1 unreadable rows'"),
         (lambda path: path.write_bytes(b"no database" * 999), r"the exchange's file cannot be used"),
         (lambda path: path.unlink(), r"no exchange file found"),
