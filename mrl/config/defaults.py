@@ -96,7 +96,7 @@ def by_size(config: RunConfig, weights_bytes: Mapping[str, int]) -> Resolved:
     for key, per_gb, size_gb in limits:
         usual_s, more_s = _default(config, key), float(round(per_gb * size_gb))
         if more_s and not _is_given(config, key):
-            why = f"{usual_s:g} s, and {per_gb:g} s for each of {size_gb:.1f} GB"
+            why = f"{usual_s:g} s plus {per_gb:g} s per GB, for {size_gb:.1f} GB of weights"
             found.append(Choice(".".join(key), usual_s + more_s, why))
     return with_choices(config, found)
 
@@ -120,7 +120,9 @@ def by_model(config: RunConfig, parameters: Mapping[str, int], context_tokens: M
             if policy.rollout.engine != "embedded":
                 rooms.append(policy.rollout.server.context_tokens)
             tokens = min([LONG_ANSWER_TOKENS, *(room // 2 for room in rooms if room)])
-            why = f"a model of {size} answers at length" + ", within half of what fits" * (tokens < LONG_ANSWER_TOKENS)
+            why = f"a model of {size} gives long answers" + ", limited to half of what fits" * (
+                tokens < LONG_ANSWER_TOKENS
+            )
             found.append(Choice(f"policies.{name}.rollout.max_new_tokens", tokens, why))
     return with_choices(config, found)
 
@@ -145,7 +147,7 @@ def by_groups(config: RunConfig) -> Resolved:
     is_shared = config.sharing["regime"] != "independent"
     if not is_shared or not _left_out(config.exchange, "budget_mib") or mib <= config.exchange.budget_mib:
         return Resolved(config, ())
-    why = f"{SHARED_STEPS} steps of all policies are {tokens:,} tokens at most, of {shared_bytes(config.sharing)} bytes"
+    why = f"{SHARED_STEPS} steps of all policies are at most {tokens:,} tokens of {shared_bytes(config.sharing)} bytes"
     return with_choices(config, [Choice("exchange.budget_mib", mib, why)])
 
 
@@ -158,7 +160,9 @@ def by_data(config: RunConfig, held: Mapping[str, int]) -> Resolved:
     for key, number in held.items():
         usual = type(config.pool).model_fields[key].default
         if _left_out(config.pool, key):
-            found.append(Choice(f"pool.{key}", 0, f"takes all {number} of the files, which hold too few for {usual}"))
+            found.append(
+                Choice(f"pool.{key}", 0, f"uses all {number} prompts of the files, fewer than the default of {usual}")
+            )
     return with_choices(config, found)
 
 
@@ -168,17 +172,25 @@ def _on_gpu(policy: PolicyTable, sleeps: bool) -> Iterator[tuple[str, Any, str]]
         precision = learner.precision
         if _left_out(learner, "precision"):
             precision = "bfloat16"
-            yield "learner.precision", precision, "on a GPU several times as fast as float32, which flash lacks"
+            yield (
+                "learner.precision",
+                precision,
+                "on a GPU several times as fast as float32, and needed for flash attention",
+            )
         if precision == "bfloat16" and _left_out(learner, "attention_kernel"):
-            yield "learner.attention_kernel", "auto", "varlen where the GPU and the model can, proved at the start"
+            yield (
+                "learner.attention_kernel",
+                "auto",
+                "varlen if a test at the start shows that GPU and model support it",
+            )
         if _left_out(learner, "chunk_logits"):
-            yield "learner.chunk_logits", GPU_CHUNK_LOGITS, "the head's gradient is read and written once a chunk"
+            yield "learner.chunk_logits", GPU_CHUNK_LOGITS, "the head's gradient is read and written once per chunk"
     has_adapters = rollout.engine != "sglang" and not rollout.server.url and learner.lora is not None
     if has_adapters and _left_out(rollout, "weights"):
         if rollout.engine == "vllm" and (policy.turns or sleeps):
-            yield "rollout.weights", "files", "asleep this engine keeps no weights for adapters to lie on"
+            yield "rollout.weights", "files", "a sleeping vLLM engine discards the base weights that adapters need"
         else:
-            why = "they round where the learner does, beside weights that are there once"
+            why = "adapters are rounded as in the learner, and the base weights are not sent again"
             yield "rollout.weights", "adapters", why
     if rollout.engine == "embedded" and _left_out(rollout, "embedded_dtype"):
         yield "rollout.embedded_dtype", "bfloat16", "on a GPU half the memory, and several times as fast"
@@ -195,9 +207,11 @@ def _over_hosts(policy: PolicyTable) -> Iterator[tuple[str, Any, str]]:
     if policy.frozen or learner.hosts == 1 or not _left_out(learner, "sharding"):
         return
     if learner.shard_size > 1:
-        yield "learner.sharding", "shard", f"{learner.shard_size} ranks are to share a copy"
+        yield "learner.sharding", "shard", f"learner.shard_size = {learner.shard_size}"
     elif learner.ranks_per_host > 1 and not learner.shard_size:
-        why = f"the {learner.ranks_per_host} ranks of a host share a copy, and gradients alone travel between hosts"
+        why = (
+            f"the {learner.ranks_per_host} ranks of a host share a copy, and only gradients are exchanged between hosts"
+        )
         yield "learner.sharding", "shard", why
 
 

@@ -29,9 +29,9 @@ def check_writers(run_folder: Path) -> None:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0
         if mode & OTHERS_WRITE:
             raise RunFolderError(
-                "others may write it, and so decide what this user runs",
+                "other users can write to it, and so decide which commands the run executes",
                 where=str(path),
                 got=f"{mode:04o}",
                 wanted=f"{mode & ~OTHERS_WRITE:04o}",
-                cure=f"look at what {run_folder / 'config.json'} says, then chmod go-w {path}",
+                cure=f"check the content of {run_folder / 'config.json'}, then run `chmod go-w {path}`",
             )

@@ -82,12 +82,18 @@ def read_text(path: Path) -> str:
         if not path.is_file():
             raise ConfigError("not a file", where=str(path), wanted="a TOML file")
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError("too large for a configuration", where=str(path), wanted=f"<= {MAX_CONFIG_BYTES} bytes")
+            raise ConfigError(
+                "the file is too large for a configuration", where=str(path), wanted=f"<= {MAX_CONFIG_BYTES} bytes"
+            )
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError("not UTF-8 text", where=str(path), got=f"byte {error.start}", wanted="TOML") from None
+        raise ConfigError(
+            "the file is not UTF-8 text", where=str(path), got=f"an invalid byte at {error.start}", wanted="a TOML file"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", where=str(path), cure="check its permissions") from None
+        raise ConfigError(
+            f"cannot read the file ({error.strerror})", where=str(path), cure="check its permissions"
+        ) from None
 
 
 def parse_toml(text: str, *, where: str) -> dict[str, Any]:
@@ -102,12 +108,14 @@ def parse_toml(text: str, *, where: str) -> dict[str, Any]:
             table = ".".join(re.findall(r"'([^']*)'", twice.group(1)))
             collection = {"policies": "policies", "tasks": "tasks"}.get(table.split(".")[0], "tables")
             raise ConfigError(
-                f"[{table}] stands twice: two {collection} have the same name",
+                f"[{table}] is defined twice: two {collection} have the same name",
                 where=spot,
-                cure="give one of them another name",
+                cure="rename one of them",
             ) from None
         if "overwrite a value" in message:
-            raise ConfigError("a key stands twice in one table", where=spot, cure="keep one of the two lines") from None
+            raise ConfigError(
+                "a key is set twice in one table", where=spot, cure="delete one of the two lines"
+            ) from None
         raise ConfigError(f"not valid TOML: {message}", where=spot) from None
 
 
@@ -124,5 +132,5 @@ def _nearby(path: Path) -> str:
     if near:
         return f"did you mean {known[near]}?"
     places = " ".join(dict.fromkeys(str(file.parent / "*.toml") for file in known.values()))
-    listed = f"`ls {places}` lists those that there are" if places else "give the path of a TOML file"
-    return f"{listed}; `mrl quickstart --show` prints one to begin with"
+    listed = f"`ls {places}` lists the available configurations" if places else "give the path of a TOML file"
+    return f"{listed}; `mrl quickstart --show` prints an example"

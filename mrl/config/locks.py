@@ -22,10 +22,10 @@ def try_lock(file: int, where: Path, *, is_shared: bool = False) -> bool:
         return False
     except OSError as error:
         raise RunFolderError(
-            f"its file system takes no locks ({error.strerror})",
+            f"the file system does not support file locks ({error.strerror})",
             where=str(where),
-            wanted="flock, without which nobody can tell whether a run is going on there",
-            cure="--run.folder on another one; or have it mounted with locks: Lustre with flock, NFS without nolock",
+            wanted="flock, by which mrl detects whether a run is still running",
+            cure="set --run.folder to another file system, or mount Lustre with flock, NFS without nolock",
         ) from None
     return True
 

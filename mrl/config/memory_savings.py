@@ -6,7 +6,7 @@ from typing import Any
 
 from mrl.config.policy_tables import LearnerTable
 
-LARGER_CURE = "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
+LARGER_CURE = "more sharded ranks (learner.processes), or training only adapters (learner.lora)"
 LEAST_MICROBATCH_TOKENS = 256
 """Least `microbatch_tokens` to recommend: passes with fewer do not keep a processor busy."""
 FEW_LOGITS = 1 << 25

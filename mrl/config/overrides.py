@@ -21,7 +21,7 @@ def parse_overrides(words: Sequence[str]) -> list[tuple[tuple[str, ...], Any]]:
         word = rest.pop(0)
         if not word.startswith("--") or len(word) == 2:
             raise ConfigError(
-                "not an override", where=WHERE, got=word, wanted="--key.path VALUE", cure="see `mrl train --help`"
+                "not a valid override", where=WHERE, got=word, wanted="--key.path VALUE", cure="see `mrl train --help`"
             )
         dotted, has_value, text = word[2:].partition("=")
         path = tuple(dotted.split("."))
@@ -88,8 +88,10 @@ def _check_known(path: tuple[str, ...]) -> None:
             raise _unknown_key(path, head)
         if keys is None and annotation_at(head[:-1]) is not None and not _is_open(head[:-1]):
             value = ".".join(head[:-1])
-            cure = f"--{value} VALUE sets all of it, as TOML: a list is '[1, 2]', a list of tables '[{{key = 1}}]'"
-            raise ConfigError("key below a value", where=WHERE, got=".".join(path), wanted=value, cure=cure)
+            cure = f"set it as a whole: --{value} VALUE, a list as '[1, 2]', a list of tables as '[{{key = 1}}]'"
+            raise ConfigError(
+                f"{value} is a value, and has no keys", where=WHERE, got=".".join(path), wanted=value, cure=cure
+            )
     if table_keys(path) is not None or is_named_collection(path):
         keys = table_keys(path) or ["<name>"]
         wanted = f"a key of that table ({', '.join(keys)})"

@@ -27,7 +27,7 @@ class MakeTable(Table):
     num_layers: int = Field(default=4, ge=1)
     """Number of transformer blocks."""
     num_heads: int = Field(default=4, ge=1)
-    """Attention heads; there are half as many key-value heads, at least one."""
+    """Number of attention heads; there are half as many key-value heads, but at least one."""
     skilled_in: list[str] = Field(default=[])
     """Operations that the warm start makes likely; the others stay rare."""
     rare_share: float = Field(default=0.02, ge=0, le=1)
@@ -59,35 +59,35 @@ class ShotTable(Table):
 class PromptTable(Table):
     """Text around the prompt of a task, and where an answer begins and ends.
 
-    Text around a prompt is not sampled, and so never trained on.
+    Text around a prompt is not sampled, so it is never trained on.
     """
 
     system: str = ""
-    """System message before every prompt; a prompt that is a conversation with its own system message keeps that."""
+    """System message before every prompt; a prompt that is a conversation with a system message keeps its own."""
     few_shot: list[ShotTable] = Field(default=[])
-    """Examples before every prompt, questions with answers: [{ user = "...", assistant = "..." }]."""
+    """Examples (questions with answers) before every prompt: [{ user = "...", assistant = "..." }]."""
     few_shot_file: str = ""
-    """JSONL file with more examples, one a line. A run keeps them in `few_shot` of its `config.json`."""
+    """JSONL file with more examples, one per line. A run keeps them in `few_shot` of its `config.json`."""
     chat_template: str = ""
-    """Jinja template in place of the model's own: a file, or the template itself, which has "{{" or "{%" in it. A run
-    keeps the text in its `config.json`."""
+    """Jinja template in place of the model's own: the name of a file, or the template text itself, recognized by "{{"
+    or "{%". A run keeps the text in its `config.json`."""
     template_options: dict[str, Any] = Field(default={})
-    """Variables that the chat template is given, as { enable_thinking = false }. A variable that the template does not
-    read is refused."""
+    """Variables passed to the chat template, for example { enable_thinking = false }. A variable that the template does
+    not use is an error."""
     today: date | None = None
-    """Date for a chat template that prints the day, as 2026-11-29. Left out: the day on which the run begins; its
-    `config.json` keeps it."""
+    """Date for chat templates that print the current date, for example 2026-11-29. Left out: the date on which the run
+    begins, kept in its `config.json`."""
     assistant_prefill: str = ""
-    """Text that every answer begins with, as the end of the prompt; neither verifiers nor peers are given it."""
+    """Text with which every answer begins. It is part of the prompt: verifiers and peers do not receive it."""
     history: Literal["template", "sampled"] = "template"
-    """Form in which the policy sees its earlier turns in an episode: as its chat template renders them, or all that it
-    sampled. Where the template drops their reasoning (`<think>...</think>`), a new training row begins."""
+    """Form in which the policy sees its earlier turns of an episode: as its chat template renders them, or exactly as
+    it sampled them. Where the template drops their reasoning (`<think>...</think>`), a new training row begins."""
     family: str = ""
-    """The model's family in the package `renderers` (extra `renderers`), "qwen3.5" say. By it tool calls are read and
-    episodes go on where the chat template does not suffice. Both have to render conversations alike."""
+    """Model family in the package `renderers` (extra `renderers`), for example "qwen3.5". It parses tool calls, and
+    continues episodes if the chat template does not suffice. Both must render conversations alike."""
     stop: list[StopString] = Field(default=[], max_length=16)
-    """Texts that end an answer as its EOS does. The sampled answer is kept whole; a verifier is given the text before
-    the stop text."""
+    """Strings that end an answer, as EOS does. The sampled answer is kept whole; verifiers receive the text before the
+    stop string."""
 
     @property
     def stop_bytes(self) -> tuple[bytes, ...]:
@@ -104,20 +104,20 @@ class ServerTable(Table):
     """An inference server as the engine of a policy's workers."""
 
     url: str = Field(default="", pattern=SERVER_URL)
-    """Base URL of a server that somebody else started, for one worker; empty: each worker starts its own server."""
+    """Base URL of a server that is already running, for one worker. Empty: each worker starts its own server."""
     python: str = ""
-    """Interpreter of the engine's environment; empty: that of the environment which `mrl engine-env` makes."""
+    """Python interpreter of the engine's environment. Empty: that of the environment made by `mrl engine-env`."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the weights in the server, and of those published for it. Left out on "cuda": "bfloat16"."""
     context_tokens: int = Field(default=2048, ge=16)
-    """Greatest number of tokens of prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     options: list[str] = Field(default=[])
-    """Further words for the server's command line, passed on unchanged."""
+    """Additional command-line options of the server, passed on unchanged."""
     start_s: float = Field(default=600.0, gt=0)
-    """Seconds after its start in which a server has to take requests, or it is given up. Left out: 30 s more for each
-    GB of the model's weights."""
+    """Seconds that a server has to accept requests after its start; after that its start has failed. Left out: 30 s
+    more for each GB of the model's weights."""
     load_s: float = Field(default=0.0, ge=0)
-    """Seconds in which a server has to take new weights, or it is replaced; 0: a minute, and 20 s per GB of weights."""
+    """Seconds that a server has to load new weights before it is replaced; 0: 60 s plus 20 s per GB of weights."""
     silence_s: float = Field(default=60.0, gt=0)
     """Seconds without any answer after which a server is replaced."""
     stall_s: float = Field(default=120.0, gt=0)
@@ -135,31 +135,32 @@ class RolloutTable(Table):
     `learner.lora`, as files of the adapters alone. Left out on "cuda" with `learner.lora`: "adapters", for an embedded
     engine or a vLLM that the run starts and that never sleeps (`turns`, `allocation.residency`)."""
     weights_in: Literal["auto", "memory", "disk", "gpu"] = "auto"
-    """Place of the weight files: the learner's memory, which its host's processes can open, or the run folder. "auto"
-    takes memory in a run of one host (`exchange.host` is no wildcard), but for a server by its `url`. "gpu" is memory
-    and two versions more on the learner's GPU, from which an embedded engine or an own vLLM copies by CUDA IPC."""
+    """Location of the weight files: the learner's memory ("memory"), which processes on its host can open, or the run
+    folder ("disk"). "auto" uses memory in a run on one host (`exchange.host` is not a wildcard), except for a server
+    given by `url`. "gpu" is "memory" plus two versions on the learner's GPU, from which an embedded engine or a vLLM
+    that the run starts copies by CUDA IPC."""
     embedded_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights in the embedded engine. Left out on "cuda": "bfloat16"."""
     server: ServerTable = ServerTable()
     workers: int = Field(default=1, ge=0)
     """Worker processes, each with an engine of its own."""
     gpus: int = Field(default=1, ge=1, le=64)
-    """GPUs of one vLLM or SGLang server, over which it splits its weights and its cache (tensor parallelism). On a
-    leased unit a server has all GPUs of the unit."""
+    """GPUs of one vLLM or SGLang server, across which it splits its weights and its cache (tensor parallelism). On a
+    leased unit a server uses all GPUs of the unit."""
     group_size: int = Field(default=8, ge=1, le=1024)
     """Answers per prompt (G)."""
     max_new_tokens: int = Field(default=32, ge=1)
-    """Token limit of one answer."""
+    """Maximum number of tokens of one answer."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature; the learner's log-probabilities use the same."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the engine."""
     answers_at_once: int = Field(default=0, ge=0)
-    """Answers that the engine samples side by side, at least a group; 0 takes all that the worker may have in flight.
-    Bounds the key-value cache; apart from rounding, answers do not depend on it. Left out on "cpu" for a large model:
-    as many groups as main memory has room for."""
+    """Number of answers that the engine samples at the same time, at least one group; 0: as many as the worker may have
+    in flight. Limits the key-value cache; apart from rounding, answers do not depend on it. Left out on "cpu" for a
+    large model: as many groups as fit into main memory."""
     unit_types: list[str] = Field(default=[])
-    """Types of `allocation.unit_types` on whose units the engine fits, by its memory say; empty: all of its kind."""
+    """Types from `allocation.unit_types` whose units can run the engine; empty: all units of the kind."""
 
     @property
     def engine_dtype(self) -> Literal["float32", "bfloat16", "float16"]:
@@ -213,12 +214,12 @@ class ObjectiveTable(Table):
     overlong_penalty: float = Field(default=1.0, ge=0)
     """Reward that an answer loses at the limit."""
     mask_cut_answers: bool = False
-    """Whether own answers that the token limit cut are left out of training, and of every denominator; their rewards
-    count in the group's baseline all the same."""
+    """Whether own answers that were truncated by the token limit are left out of training, and of every denominator;
+    their rewards still count in the group's baseline."""
     drop_uniform_groups: bool | None = None
-    """Whether groups whose answers all have one reward are replaced by groups for other prompts (DAPO)."""
+    """Whether groups whose answers all have the same reward are replaced by groups for other prompts (DAPO)."""
     max_resampling: float = Field(default=10.0, ge=1)
-    """Prompts sampled for one step at most, as a multiple of `prompts_per_step`; then uniform groups are taken."""
+    """Maximum prompts sampled for a step, as a multiple of `prompts_per_step`; then uniform groups are accepted."""
 
 
 class LoraTable(Table):
@@ -242,92 +243,93 @@ class LearnerTable(Table):
     processes: int = Field(default=1, ge=1)
     """Ranks of the learner's process group, on all its hosts together."""
     hosts: int = Field(default=1, ge=1, le=4096)
-    """Hosts of the run over which the ranks are spread, as many on each."""
+    """Hosts of the run over which the ranks are spread, the same number on each."""
     sharding: Literal["replicate", "shard"] = "replicate"
-    """Placement of parameters, gradients and moments: all of them on every rank, or shared out between ranks (FSDP2).
-    Left out with several `hosts`: "shard", where a host has several of the ranks or `shard_size` wants it."""
+    """Placement of parameters, gradients and moments: all of them on every rank, or sharded across ranks (FSDP2). Left
+    out with several `hosts`: "shard" if `shard_size` is above 1, or is 0 and a host has several ranks."""
     shard_size: int = Field(default=0, ge=0)
-    """Ranks that share one copy of parameters, gradients and moments where `sharding` is "shard"; 0 takes all ranks of
-    a host, so that between hosts gradients alone travel, once for each update."""
+    """Ranks that share one copy of parameters, gradients and moments where `sharding` is "shard"; 0: all ranks of a
+    host, so that only gradients are exchanged between hosts, once per update."""
     context_parallel: int = Field(default=1, ge=1)
-    """Neighbouring ranks that split the token positions of each pass, for answers too long for one rank; attention
-    exchanges positions for heads (Ulysses). `microbatch_tokens` counts the tokens of all these ranks together."""
+    """Neighbouring ranks that split the token positions of each pass, for answers too long for one rank; in attention
+    they split the heads instead (Ulysses). `microbatch_tokens` counts the tokens of all these ranks together."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of forward and backward pass; gradients are summed in float32 in any case. Left out on "cuda":
     "bfloat16"."""
     parameter_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the parameters. In bfloat16 each update is rounded stochastically, and a parameter takes 2 bytes
-    in place of 4. Adapters stay in float32, and the weights below them have to be in bfloat16 already. May be changed
-    at a resume."""
+    instead of 4. Adapters stay in float32, and the weights below them must already be in bfloat16. May be changed when
+    a run is resumed."""
     optimizer_memory: Literal["device", "host"] = "device"
-    """Place of AdamW's moments. On the host they visit the GPU piece by piece in each update: half the memory of a rank
-    between its passes, for a slower update and the same parameters."""
+    """Location of AdamW's moments. On the host they are copied to the GPU piece by piece in each update: a rank needs
+    half the memory between its passes, updates are slower, and the parameters are the same."""
     optimizer_dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of AdamW's moments. In bfloat16, stochastically rounded, they take 4 bytes for each trained
-    parameter in place of 8. May be changed at a resume."""
+    parameter instead of 8. May be changed when a run is resumed."""
     lora: LoraTable | None = None
-    """Adapters to train in place of the weights; the reference policy is then the model without adapters."""
+    """Adapters to train instead of the weights; the reference policy is then the model without adapters."""
     activation_checkpointing: bool = False
-    """Whether blocks keep their inputs alone and run again in the backward pass: less memory, a third more compute.
-    Left out on "cpu": true, where a large model would not fit into main memory else."""
+    """Whether blocks keep only their inputs and are computed again in the backward pass: less memory, a third more
+    compute. Left out on "cpu": true if a large model would otherwise not fit into main memory."""
     activation_offload: bool = False
-    """Whether the inputs that `activation_checkpointing` keeps wait in main memory. They are copied there and back
-    beside the arithmetic; the bits stay the same. On "cpu" it saves nothing."""
+    """Whether the inputs that `activation_checkpointing` keeps are offloaded to main memory. The copies overlap with
+    the computation, and results stay bit-identical. On "cpu" it saves nothing."""
     router_replay: bool = False
-    """Whether tokens of a mixture of experts go to the experts that the engine chose for them as it sampled; the gate
-    values are the learner's (R3)."""
+    """Whether the learner sends tokens of a mixture of experts to the experts that the engine chose when it sampled
+    them; the gate values are the learner's (R3)."""
     compile: bool = False
-    """Whether blocks go through torch.compile: faster passes, after a minute of compiling (needs a C++ compiler)."""
+    """Whether blocks are compiled by torch.compile: faster passes after a minute (needs a C++ compiler)."""
     attention_kernel: Literal["rows", "varlen", "auto"] = "rows"
-    """Kernel for attention over packed rows: "rows" is a call for each length among them, on any device; "varlen" is
-    torch's flash kernel, once for rows of all lengths, on GPUs from Ampere on in bfloat16; "auto" proves that kernel at
-    the start, and takes "rows" where it cannot be had. Left out on "cuda" in bfloat16: "auto"."""
+    """Kernel for attention over packed rows: "rows" makes one call per row length, on any device; "varlen" is torch's
+    flash kernel, one call for rows of all lengths, on Ampere or newer GPUs in bfloat16; "auto" tests "varlen" at the
+    start, and uses "rows" where it is not available. Left out on "cuda" in bfloat16: "auto"."""
     logprob_kernel: Literal["chunked", "liger"] = "chunked"
     """Kernel that turns hidden states into log-probabilities: chunks of logits, on any device, or Liger's fused kernel,
     on Hopper GPUs in bfloat16 (extra `liger`)."""
     chunk_logits: int = Field(default=1 << 25, ge=1)
-    """Greatest number of logits that the head computes at once, for a chunk of tokens; in float32, with memory for a
-    few such chunks in a pass. Left out on "cuda": 2^28."""
+    """Maximum number of logits that the head computes at once, for one chunk of tokens; they are float32, and a pass
+    needs memory for a few such chunks. Left out on "cuda": 2^28."""
     prompts_per_step: int = Field(default=32, ge=1)
     """Groups that one step consumes (B)."""
     minibatches: int = Field(default=1, ge=1)
     """Optimizer updates per step."""
     lr: float = Field(default=3e-4, gt=0)
-    """Highest learning rate of AdamW: that of the first step, or of the last step of the warm-up."""
+    """Peak learning rate of AdamW: that of the first step, or of the last step of the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly to `lr`."""
     lr_schedule: Literal["linear", "cosine"] = "linear"
-    """Shape of the learning rate's fall after the warm-up, down to `lr_final_share`."""
+    """Shape of the decay of the learning rate after the warm-up, down to `lr_final_share`."""
     lr_final_share: float = Field(default=1.0, gt=0, le=1)
-    """Share of `lr` that is left at the last step; 1 keeps it constant."""
+    """Share of `lr` that is left at the last step; 1 keeps the learning rate constant."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Moment decay rates of AdamW."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Greatest global norm of the gradients, to which they are scaled down."""
+    """Maximum global norm of the gradients; larger gradients are scaled down to it."""
     max_staleness_versions: int = Field(default=2, ge=0)
-    """Greatest staleness of a group in versions; older groups are dropped when a batch is formed (eta)."""
+    """Maximum staleness of a group in versions; older groups are dropped when a batch is formed (eta)."""
     pace: Literal["staleness_bound", "adaptive"] = "staleness_bound"
-    """Groups in flight and in stock: as many as `max_staleness_versions` allows, or fewer where the learner never waits
-    for more. "adaptive" trains on fresher groups; a sharing regime has less stock in which groups wait for peers."""
+    """Number of groups in flight or waiting: as many as `max_staleness_versions` allows ("staleness_bound"), or fewer
+    as long as the learner never waits for more ("adaptive"). "adaptive" trains on fresher groups, but under a sharing
+    regime fewer groups can wait for peers."""
     reuse_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of a step's groups that are not sampled for it: own groups of earlier steps, drawn at random and trained on
     again. 0 reuses none."""
     max_reuses: int = Field(default=1, ge=1)
-    """Number of times that a group may be trained on again, once a step at most, and only while it is not older than
-    `max_staleness_versions`; so much less of that bound is left for sampling ahead."""
+    """Number of times that a group may be trained on again, at most once per step, and only while it is not older than
+    `max_staleness_versions`. That bound then leaves as many fewer versions for sampling ahead."""
     microbatch_tokens: int = Field(default=8192, ge=32)
-    """Tokens of one forward and backward pass, prompts counted with every answer. Left out on "cpu": fewer, where a
-    large model would not fit into main memory else."""
+    """Tokens of one forward and backward pass; the prompt counts with every answer. Left out on "cpu": fewer, if a
+    large model would otherwise not fit into main memory."""
     mismatch_alarm_nats: float = Field(default=0.2, gt=0)
-    """Divergence of a step's sampled tokens (k3, learner against engine) above which it is warned of and counted."""
+    """Divergence of a step's tokens (k3, learner against engine) above which a warning is logged and counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a learner gives up, and says what it awaited, while no worker is heard, or none of them
-    samples, judges or loads anything. Left out: 20 s more for each GB of the model's weights."""
+    """Seconds after which a learner fails, and names the missing data, while no worker reports, or no worker samples,
+    verifies or loads anything. Left out: 20 s more for each GB of the model's weights."""
     collective_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds after which ranks that wait for another rank, in a pass or in a sum, end and say for which one. Left out:
-    20 s more for each GB of the model's weights."""
+    """Seconds after which ranks that wait for another rank, in a pass or a reduction, fail and name that rank. Left
+    out: 20 s more for each GB of the model's weights."""
     threads: int = Field(default=1, ge=1)
     """CPU threads per rank."""
     checkpoint_every: int = Field(default=25, ge=0)
@@ -370,23 +372,23 @@ class PolicyTable(Table):
     """One policy: its model, its sampling, its objective, its learning."""
 
     model: str = ""
-    """Hugging Face folder of the policy, or where there is none the id of a model on the hub ("Qwen/Qwen3-0.6B"), which
-    is fetched before the run; empty when `make` builds the model."""
+    """Hugging Face model folder of the policy, or, if there is no such folder, the id of a model on the hub
+    ("Qwen/Qwen3-0.6B"), which is fetched before the run. Empty when `make` builds the model."""
     model_revision: str = ""
-    """Branch, tag or commit of a model on the hub; empty: its main branch. The run is pinned to the commit that this
-    names at its start."""
+    """Branch, tag or commit of a model on the hub; empty: its main branch. The run is pinned to the commit to which
+    this refers at its start."""
     source: str = ""
-    """Id on the hub of the model in the folder `model`, which is fetched from there where that folder is missing. A
-    run's `config.json` has it as ID@COMMIT."""
+    """Hub id of the model in the folder `model`; it is fetched from the hub if that folder is missing. In a run's
+    `config.json` the id has the form ID@COMMIT."""
     make: MakeTable | None = None
     """Recipe of a small local policy."""
     frozen: bool = False
-    """Whether the policy is a teacher: engines and no learner. Refused unless the sharing regime asks it for scores."""
+    """Whether the policy is a teacher: engines, no learner. An error unless the sharing regime asks it for scores."""
     device: str = "cpu"
     """Device of learner and embedded engine: "cpu" or "cuda"."""
     turns: bool = False
-    """Whether learner and engines take turns on their device, with those of all other policies that do; without the
-    turn they wait in main memory. For a host without room for all of them; each waits for the others."""
+    """Whether learner and engines take turns on their device with all other policies that have `turns`, and wait in
+    main memory in between. For hosts whose devices cannot hold all of them at once."""
     prompt: PromptTable = PromptTable()
     rollout: RolloutTable = RolloutTable()
     objective: ObjectiveTable = ObjectiveTable()

@@ -35,7 +35,7 @@ def _with_template(prompt: PromptTable, key: str, where: str) -> PromptTable:
         return prompt
     text = _read(named, f"{key}.chat_template", where, wanted="a file with a Jinja template, or the template itself")
     if not any(code in text for code in CODE):
-        what, wanted = f"{key}.chat_template: the file holds no template", 'a Jinja template, with "{{" or "{%"'
+        what, wanted = f"{key}.chat_template: the file contains no Jinja template", 'a template with "{{" or "{%"'
         raise ConfigError(what, where=f"{where}: {named}", got=text[:60], wanted=wanted)
     return prompt.model_copy(update={"chat_template": text})
 
@@ -44,7 +44,7 @@ def _with_shots(prompt: PromptTable, key: str, where: str) -> PromptTable:
     if not prompt.few_shot_file:
         return prompt
     key, found = f"{key}.few_shot_file", list(prompt.few_shot)
-    text = _read(prompt.few_shot_file, key, where, wanted=f"a JSONL file, one object a line: {FORM}")
+    text = _read(prompt.few_shot_file, key, where, wanted=f"a JSONL file with one object per line: {FORM}")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -53,7 +53,9 @@ def _with_shots(prompt: PromptTable, key: str, where: str) -> PromptTable:
         except ValueError as error:  # pydantic's own is one, too
             place = f"{where}: {prompt.few_shot_file}:{number}"
             why = "" if isinstance(error, ValidationError) else f" ({error})"
-            raise ConfigError(f"{key}: the line is no example{why}", where=place, got=line[:60], wanted=FORM) from None
+            raise ConfigError(
+                f"{key}: invalid few-shot example{why}", where=place, got=line[:60], wanted=FORM
+            ) from None
     return prompt.model_copy(update={"few_shot": found, "few_shot_file": ""})
 
 
@@ -67,6 +69,6 @@ def _read(named: str, key: str, where: str, *, wanted: str) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: the file is not UTF-8", where=where, got=named, wanted=wanted) from None
     except OSError as error:
-        relative = "" if path.is_absolute() else f" (relative to {Path.cwd()}, the folder that mrl was started in)"
-        what = f"{key}: cannot be read ({error.strerror}){relative}"
+        relative = "" if path.is_absolute() else f" (relative to the current folder, {Path.cwd()})"
+        what = f"{key}: cannot read the file ({error.strerror}){relative}"
         raise ConfigError(what, where=where, got=named[:200], wanted=wanted) from None

@@ -15,18 +15,18 @@ has the name of a policy of the run."""
 
 
 class ReplayTable(Table):
-    """The store of a run that ended, as one more source of peers' records."""
+    """The store of a finished run, as one more source of peers' records."""
 
     run: Annotated[str, Field(min_length=1)]
-    """Folder of the run that ended, your own or somebody else's."""
+    """Folder of the finished run, your own or someone else's."""
     policies: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
-    """Policies of the ended run whose records are taken. Empty: all that learned or acted there."""
+    """Policies of the finished run whose records are used. Empty: all that learned or acted there."""
     prefix: PolicyName = "replay"
-    """Beginning of the sources' names in this run: records of qwen come from "replay.qwen"."""
+    """Prefix of the sources' names in this run: records of qwen come from "replay.qwen"."""
     max_age_versions: int | None = Field(default=None, ge=0)
-    """Greatest age of a record, in versions, when that run ended; older records are not taken. Left out: any age is.
+    """Maximum age of a record, in versions, when that run ended; older records are not used. Left out: no limit.
 
-    In this run a replayed source stands still, and its records are of age 0.
+    In this run a replayed source never advances, and its records have age 0.
     """
 
     @property

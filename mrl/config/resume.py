@@ -19,7 +19,7 @@ def check_same_meaning(before: RunConfig, after: RunConfig, *, where: str) -> No
         return
     path, has, given = found
     raise RunFolderError(
-        f"{'.'.join(path)}: not what the run has",
+        f"{'.'.join(path)}: differs from the value in the run",
         where=where,
         got=given,
         wanted=repr(has) if isinstance(has, str) and path[-1] in ("regime", "model", "dataset") else str(has),
@@ -40,11 +40,11 @@ def check_steps_left(saved: Mapping[str, Collection[int]], config: RunConfig, *,
     for policy, step in newest.items():
         if step > config.run.steps:
             raise RunFolderError(
-                f"run.steps: the run is past that, {policy} has a checkpoint of step {step}",
+                f"run.steps: {policy} already has a checkpoint of step {step}",
                 where=where,
                 got=config.run.steps,
                 wanted=f">= {step}",
-                cure=f"--run.steps {step} or more, or choose another --run.name",
+                cure=f"set --run.steps {step} or more, or choose another --run.name",
             )
 
 
@@ -53,13 +53,15 @@ def check_from_start(names: Collection[str], config: RunConfig, *, resume: bool,
     option = "--policy-from-start"
     unknown = [name for name in names if name not in config.learning]
     if names and not resume:
-        raise RunFolderError(f"{option} is for a run that goes on", where=where, cure="add --resume")
+        raise RunFolderError(f"{option} requires --resume", where=where, cure="add --resume")
     if unknown:
-        wanted = ", ".join(config.learning)
-        raise RunFolderError(f"{option}: no policy that learns", where=where, got=unknown[0], wanted=wanted)
+        wanted = f"one of {', '.join(config.learning)}"
+        raise RunFolderError(f"{option}: not a policy that learns", where=where, got=unknown[0], wanted=wanted)
     if names and config.run.sync and set(names) != set(config.learning):
-        cure = f"name all: {', '.join(config.learning)}"
-        raise RunFolderError(f"{option}: policies step together in this run (run.sync)", where=where, cure=cure)
+        cure = f"name all of them: {', '.join(config.learning)}"
+        raise RunFolderError(
+            f"{option}: policies of a synchronous run (run.sync) can only start over together", where=where, cure=cure
+        )
 
 
 def _meaning(config: RunConfig) -> dict[str, Any]:

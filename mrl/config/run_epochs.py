@@ -47,10 +47,10 @@ class Lives:
         known = [epoch for epoch in (noted.run_epoch if noted else None, counted) if epoch is not None]
         if not known and self._has_lived():
             raise RunFolderError(
-                "the number of this policy's lives is gone or damaged",
+                "the run epoch of this policy's learner is missing or damaged",
                 where=str(self._counter),
-                wanted="a whole number, also in " + str(self._file),
-                cure="write a number into it that is higher than every run epoch in logs/, as in version=EPOCH.STEP",
+                wanted=f"a whole number (also recorded in {self._file})",
+                cure="write a number to this file that is higher than every EPOCH in logs/ (version=EPOCH.STEP)",
             )
         epoch = max(known, default=-1) + 1
         self._note(Life(epoch, noted.saved_step if noted else 0))
@@ -68,14 +68,14 @@ class Lives:
         `together` are the policies that can only begin anew with this one.
         """
         if self.saved_step and not steps:
-            anew = f"this policy anew: --resume --policy-from-start {self._policy}"
+            anew = f"start this policy from scratch: --resume --policy-from-start {self._policy}"
             if len(together) > 1:
                 names = " ".join(f"--policy-from-start {name}" for name in together)
-                anew = f"all policies anew, which step together: --resume {names}"
+                anew = f"start all policies from scratch, because they step together: --resume {names}"
             raise RunFolderError(
-                f"all checkpoints of {self._policy} are gone, which had come to step {self.saved_step}",
+                f"all checkpoints of {self._policy} are missing; the newest one was of step {self.saved_step}",
                 where=str(self._checkpoints),
-                cure=f"put one back, or begin {anew}",
+                cure=f"restore one, or {anew}",
             )
 
     def all_damaged(self, steps: Sequence[int], *, together: bool) -> RunFolderError:
@@ -83,14 +83,14 @@ class Lives:
 
         With `together` all policies go on from one step.
         """
-        anew = f"begin this policy anew: --resume --policy-from-start {self._policy}"
+        anew = f"start this policy from scratch: --resume --policy-from-start {self._policy}"
         if together:
-            anew = f"delete step_{steps[0]} of every policy, and all go on from the step before"
+            anew = f"delete step_{steps[0]} of every policy, so that all resume from the step before"
         return RunFolderError(
-            f"every checkpoint that {self._policy} could go on from is damaged; its log says how",
+            f"every checkpoint from which {self._policy} could resume is damaged; see its log",
             where=str(self._checkpoints),
             got=", ".join(f"step_{step}" for step in steps),
-            cure=f"put a sound one back, or {anew}",
+            cure=f"restore an intact one, or {anew}",
         )
 
     def start_over(self) -> None:

@@ -178,7 +178,9 @@ def create_run_folder(
                 _make(folder.path, dump_config(config), own, replace=clean, mode=folder_mode(config))
         except OSError as error:
             raise RunFolderError(
-                f"cannot be written ({error.strerror})", where=str(folder.path), cure="choose another --run.folder"
+                f"cannot write to the run folder ({error.strerror})",
+                where=str(folder.path),
+                cure="choose another --run.folder",
             ) from error
         if closing is not None:
             closing.enter_context(own.pop_all())
@@ -192,10 +194,10 @@ def check_run_folder(
     folder = run_folder_of(config)
     path, where = folder.path, str(folder.path)
     if clean and resume:
-        raise RunFolderError("--clean and --resume exclude each other", where=where, cure="give one of them")
+        raise RunFolderError("--clean and --resume cannot be used together", where=where, cure="use only one of them")
     check_from_start(from_start, config, resume=resume, where=where)
     if os.path.exists(path) and not path.is_dir():
-        raise RunFolderError("is a file", where=where, wanted="a folder", cure="choose another --run.name")
+        raise RunFolderError("the path is a file", where=where, wanted="a folder", cure="choose another --run.name")
     filled = os.path.isdir(path) and any(path.iterdir())
     if resume and not filled:
         raise RunFolderError("there is no run to resume", where=where, cure="leave out --resume")
@@ -213,20 +215,20 @@ def check_disk(path: Path, min_free_mib: int) -> None:
         parent = parent.parent
     if not parent.is_dir():
         raise RunFolderError(
-            "a file stands where a folder is needed", where=str(parent), cure="choose another --run.folder"
+            "the path is a file, but a folder is needed", where=str(parent), cure="choose another --run.folder"
         )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RunFolderError(
-            "cannot be written (permission denied)", where=str(parent), cure="choose another --run.folder"
+            "cannot write to this folder (permission denied)", where=str(parent), cure="choose another --run.folder"
         )
     free_mib = shutil.disk_usage(parent).free // MIB
     if free_mib < min_free_mib:
         raise RunFolderError(
-            "too little free disk",
+            "not enough free disk space",
             where=str(parent),
             got=f"{free_mib} MiB",
             wanted=f">= {min_free_mib} MiB (run.min_free_mib)",
-            cure="free some, or choose another --run.folder",
+            cure="free some space, or choose another --run.folder",
         )
 
 
@@ -309,7 +311,7 @@ def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
     where = str(path)
     if not is_run(path):
         raise RunFolderError(
-            "exists and is no run of mrl (no config.json); it is left alone",
+            "the folder exists but is not a run of mrl (it has no config.json), so it was not changed",
             where=where,
             cure="choose another --run.name or --run.folder",
         )
@@ -318,7 +320,7 @@ def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
         raise _in_use(path, holder)
     if not clean and not resume:
         raise RunFolderError(
-            "the run exists", where=where, cure="--resume continues it, --clean deletes it, --run.name names another"
+            "the run already exists", where=where, cure="use --resume, --clean (deletes it), or another --run.name"
         )
 
 
@@ -343,10 +345,10 @@ def is_run(path: Path) -> bool:
 
 def _in_use(path: Path, holder: str) -> RunFolderError:
     return RunFolderError(
-        "the run is going on",
+        "the run is still running",
         where=str(path),
         got=f"supervisor pid {holder}",
-        cure=f"`mrl stop {path}`, or choose another --run.name",
+        cure=f"run `mrl stop {path}`, or choose another --run.name",
     )
 
 
@@ -385,7 +387,7 @@ def _make(path: Path, config: dict[str, Any], own: ExitStack, *, replace: bool, 
             raise
         shutil.rmtree(doomed, ignore_errors=True)
         if doomed.exists():  # the new run is there all the same
-            log.warning("the earlier run could not be deleted whole; delete it by hand", left=str(doomed))
+            log.warning("the earlier run could not be deleted completely; delete the rest by hand", left=str(doomed))
 
 
 def _put_in_place(building: Path, path: Path) -> None:

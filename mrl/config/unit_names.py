@@ -32,9 +32,9 @@ def parse_units(names: Sequence[str]) -> tuple[Unit, ...]:
             other = owners.setdefault((unit.host, unit.kind, device), unit.name)
             if other != unit.name or names.count(unit.name) > 1:
                 raise ConfigError(
-                    f"allocation.units: {unit.kind} {device} stands in two units",
+                    f"allocation.units: {unit.kind} {device} is in two units",
                     got=f"{other}, {unit.name}",
-                    wanted="every device once",
+                    wanted="each device in only one unit",
                 )
     return units
 
@@ -44,9 +44,9 @@ def _parse(name: str) -> Unit:
     devices = _devices(form["devices"]) if form else ()
     if not form or not devices:
         raise ConfigError(
-            "allocation.units: not a unit",
+            "allocation.units: not a valid unit",
             got=name,
-            wanted='"gpu:0", "cpu:0-3" or "HOST/gpu:0,1", each device once, at most number ' + str(MAX_DEVICE),
+            wanted='"gpu:0", "cpu:0-3" or "HOST/gpu:0,1", each device once, device numbers up to ' + str(MAX_DEVICE),
         )
     return Unit(name, form["host"] or "", "cpu" if form["kind"] == "cpu" else "gpu", devices)
 

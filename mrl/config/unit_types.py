@@ -43,7 +43,7 @@ def _check(name: str, unit_type: str, types: Mapping[str, str], units: Sequence[
         )
     if name in types:
         raise ConfigError(
-            f"allocation.unit_types: {name} stands twice",
+            f"allocation.unit_types: {name} has two types",
             got=f"{types[name]}, {unit_type}",
-            wanted="one type for each",
+            wanted="one type for each unit or host",
         )

@@ -14,11 +14,11 @@ from mrl.config.task_tables import VERIFIER_NAME
 from mrl.errors import ConfigError
 
 PATTERNS = {
-    RUN_NAME: "letters, digits, dots, dashes and underscores, a letter or digit first, 64 at most",
-    POLICY_NAME: "small letters, digits, dashes and underscores, a letter or digit first, 32 at most",
-    UNIT_TYPE_NAME: "letters, digits, spaces and . _ + -, a letter or digit first, 64 at most",
+    RUN_NAME: "letters, digits, dots, dashes and underscores, starting with a letter or digit, at most 64",
+    POLICY_NAME: "lowercase letters, digits, dashes and underscores, starting with a letter or digit, at most 32",
+    UNIT_TYPE_NAME: "letters, digits, spaces and . _ + -, starting with a letter or digit, at most 64",
     VERIFIER_NAME: '"module:function", for example "my_verifiers:passes_tests"',
-    SERVER_URL: "http://HOST:PORT or https://HOST:PORT, with nothing behind it",
+    SERVER_URL: "http://HOST:PORT or https://HOST:PORT, without a path",
 }
 """Pattern of a key -> the texts that match it, in words."""
 _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
@@ -28,7 +28,7 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "less_than": lambda ctx: f"< {ctx['lt']}",
     "multiple_of": lambda ctx: f"a multiple of {ctx['multiple_of']}",
     "literal_error": lambda ctx: str(ctx["expected"]),
-    "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], "a text of another form"),
+    "string_pattern_mismatch": lambda ctx: PATTERNS.get(ctx["pattern"], f"a text that matches {ctx['pattern']}"),
     "string_too_short": lambda ctx: f"at least {ctx['min_length']} character",
     "too_short": lambda ctx: f"at least {ctx['min_length']} entry",
     "too_long": lambda ctx: f"at most {ctx['max_length']} entries",

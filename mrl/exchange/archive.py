@@ -24,7 +24,7 @@ def open_file(path: Path, *, has_ended: bool = False) -> sqlite3.Connection:
     """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise RunFolderError("no file of an exchange", where=str(path), cure="name runs/<name>/exchange")
+        raise RunFolderError("no exchange file found", where=str(path), cure="give the folder runs/<name>/exchange")
     log = path.with_name(f"{path.name}-wal")
     is_whole = has_ended and not (log.is_file() and log.stat().st_size)
     how = "mode=ro&immutable=1" if is_whole else "mode=ro"

@@ -340,9 +340,9 @@ class ExchangeClient:
         """Note whether the daemon stores. Once it does again, send the records again that it did not take."""
         before, self.storage = self.storage, storage
         if storage and not before:
-            log.warning("the exchange stores nothing", reason=storage)
+            log.warning("the exchange cannot store records", reason=storage)
         elif before and not storage:
-            log.info("the exchange stores again")
+            log.info("the exchange stores records again")
             self._publisher.start_over(now_s)
 
     def _greet_again(self, now_s: float, *, at_once: bool) -> None:

@@ -46,35 +46,37 @@ class ExchangeCollector(Collector):
         """Yield all metric families of one account."""
         stat, silence_s = self._stat, max(0.0, self._clock() - self._beat_s)
         is_well = silence_s <= SILENCE_S and not stat.storage
-        yield _gauge("healthy", "Whether all is well: the loop turns, and records are stored", is_well)
-        yield _gauge("loop_silence_seconds", "Time since the loop turned last", silence_s)
+        yield _gauge("healthy", "Whether the daemon is healthy: its loop runs, and records are stored", is_well)
+        yield _gauge("loop_silence_seconds", "Time since the last round of the loop", silence_s)
         yield from _of_daemon(stat)
         yield from _of_policies(stat.policies)
         yield from _of_pairs(stat.flows)
 
 
 def _of_daemon(stat: Stat) -> Iterator[Metric]:
-    yield InfoMetricFamily(PREFIX.rstrip("_"), "This life of the daemon", {"incarnation": stat.incarnation})
+    yield InfoMetricFamily(
+        PREFIX.rstrip("_"), "Incarnation of the daemon, new at each start", {"incarnation": stat.incarnation}
+    )
     states = [((state,), state == (stat.storage or "well")) for state in STORAGE_STATES]
-    yield _gauges("storage_state", "1 for what holds of storing records", ("state",), states)
+    yield _gauges("storage_state", "1 for the current state of storing records", ("state",), states)
     gauges = {
         "uptime_seconds": ("Time since the daemon started", stat.uptime_s),
-        "budget_bytes": ("Bytes of records that may be held", stat.budget_bytes),
-        "used_bytes": ("Bytes of records that are held", stat.used_bytes),
-        "clients": ("Clients that are known", len(stat.clients)),
-        "silent_clients": ("Known clients not heard for 3 s", _num_silent(stat)),
-        "unacknowledged_records": ("Records delivered and not acknowledged", stat.unacknowledged),
-        "unserved_requests": ("Score requests that nobody has been given", stat.unserved),
-        "unstored_puts": ("Puts received and not acknowledged", stat.unstored),
-        "file_bytes": ("Length of the file and of SQLite's log beside it", stat.file_bytes),
+        "budget_bytes": ("Maximum bytes of records held", stat.budget_bytes),
+        "used_bytes": ("Bytes of records held", stat.used_bytes),
+        "clients": ("Registered clients", len(stat.clients)),
+        "silent_clients": ("Registered clients that have been silent for 3 s", _num_silent(stat)),
+        "unacknowledged_records": ("Records delivered but not acknowledged", stat.unacknowledged),
+        "unserved_requests": ("Score requests not given to any client", stat.unserved),
+        "unstored_puts": ("Puts received but not acknowledged", stat.unstored),
+        "file_bytes": ("Size of the file and of SQLite's write-ahead log", stat.file_bytes),
     }
     counters = {
-        "abandoned_deliveries": ("Records whose delivery was given up", stat.abandoned),
+        "abandoned_deliveries": ("Records whose delivery was abandoned", stat.abandoned),
         "dropped_watches": ("Watches dropped because there were too many", stat.dropped_watches),
-        "later_puts": ("Puts that have to come again, because nothing was stored", stat.later),
+        "later_puts": ("Puts that must be sent again, because nothing was stored", stat.later),
         "commits": ("Transactions committed", stat.commits),
-        "commit_seconds": ("Time that transactions took", stat.commit_s),
-        "undelivered_messages": ("Messages whose receiver was gone or did not keep up", stat.undelivered),
+        "commit_seconds": ("Time spent on transactions", stat.commit_s),
+        "undelivered_messages": ("Messages whose receiver was gone or too slow", stat.undelivered),
     }
     yield from (_gauge(name, *told) for name, told in gauges.items())
     yield from (_counter(name, *told) for name, told in counters.items())
@@ -98,8 +100,8 @@ def _of_policies(policies: list[PolicyStat]) -> Iterator[Metric]:
         return make(name, help_text, ("policy", label), rows)
 
     yield split(_gauges, "records", "Records held", "type", lambda policy_stat: policy_stat.kinds)
-    yield gauge("bytes", "Bytes held of a policy's records", lambda policy_stat: policy_stat.bytes)
-    yield gauge("prompts", "Prompts on which records are held", lambda policy_stat: policy_stat.prompts)
+    yield gauge("bytes", "Bytes of a policy's records held", lambda policy_stat: policy_stat.bytes)
+    yield gauge("prompts", "Prompts for which records are held", lambda policy_stat: policy_stat.prompts)
     yield gauge(
         "watched_prompts", "Prompts that the policy's clients watch", lambda policy_stat: policy_stat.watched_prompts
     )
@@ -111,9 +113,9 @@ def _of_policies(policies: list[PolicyStat]) -> Iterator[Metric]:
     yield gauge(
         "oldest_age_versions", "Age of the oldest record held", lambda policy_stat: policy_stat.oldest_age_versions
     )
-    yield gauge("barrier", "Last barrier that the policy has come to", lambda policy_stat: policy_stat.barrier)
+    yield gauge("barrier", "Last barrier that the policy has reached", lambda policy_stat: policy_stat.barrier)
     put = [((policy_stat.policy,), policy_stat.put) for policy_stat in policies]
-    yield _counters("put_records", "Records taken", ("policy",), put)
+    yield _counters("put_records", "Records accepted", ("policy",), put)
     yield split(_counters, "refused_records", "Records refused", "reason", lambda policy_stat: policy_stat.refused)
     yield split(_counters, "evicted_records", "Records evicted", "reason", lambda policy_stat: policy_stat.evicted)
 
@@ -122,11 +124,14 @@ def _of_pairs(flows: list[PairFlow]) -> Iterator[Metric]:
     """Yield the metrics of the first MAX_PAIRS pairs by name, so that a series stays as long as no policy joins."""
     yield _gauge("flow_pairs_left_out", "Pairs of policies beyond those shown", max(0, len(flows) - MAX_PAIRS))
     columns: dict[str, tuple[str, Callable[[PairFlow], int]]] = {
-        "flow_asked_prompts": ("Prompts that the receiver asked for, of all sources", lambda flow: flow.asked),
-        "flow_hit_prompts": ("Of these, prompts on which it was given a record of this source", lambda flow: flow.hits),
+        "flow_asked_prompts": ("Prompts that the receiver asked for, from any source", lambda flow: flow.asked),
+        "flow_hit_prompts": (
+            "Prompts asked for on which the receiver got a record of this source",
+            lambda flow: flow.hits,
+        ),
         "flow_records": ("Records delivered", lambda flow: flow.records),
         "flow_bytes": ("Bytes delivered", lambda flow: flow.bytes),
-        "flow_age_versions": ("Ages of the delivered records, added up", lambda flow: flow.ages_versions),
+        "flow_age_versions": ("Sum of the ages of the delivered records", lambda flow: flow.ages_versions),
     }
     for name, (help_text, value) in columns.items():
         rows = [((flow.source, flow.receiver), value(flow)) for flow in flows[:MAX_PAIRS]]

@@ -59,11 +59,11 @@ class RecordPublisher:
         if not self._counts["too_large"]:
             most = MAX_MESSAGE_BYTES - HEAD_BYTES
             log.warning(
-                "a record is longer than a message may be: peers do not get it",
+                "a record is too large for a message, so peers do not receive it",
                 task=record.task,
                 bytes=num_bytes,
                 most=most,
-                cure="a smaller rollout.group_size or rollout.max_new_tokens",
+                cure="lower rollout.group_size or rollout.max_new_tokens",
             )
         self._counts["too_large"] += 1
 
@@ -129,5 +129,7 @@ class RecordPublisher:
             before = self._counts["dropped"]
             self._counts["dropped"] += self._records.pop(oldest)
             if before.bit_length() != self._counts["dropped"].bit_length():  # at first, and whenever they have doubled
-                log.warning("records for peers were dropped: the exchange takes none", records=self._counts["dropped"])
+                log.warning(
+                    "records for peers were dropped: the exchange accepts none", records=self._counts["dropped"]
+                )
         self.send_off(now_s)

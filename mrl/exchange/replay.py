@@ -96,11 +96,11 @@ def take_over(store: Store, contents: Contents, replay: Replay, limits: Limits) 
         return contents, None
     entries, left_out, unreadable = _newest(replay, contents.last_number, limits)
     if not entries:
-        found = f"{unreadable} rows that are none of this version" if unreadable else "none"
-        raise RunFolderError("no record that can be replayed", where=str(replay.folder), got=found)
+        found = f"{unreadable} unreadable rows" if unreadable else "no rows"
+        raise RunFolderError("no records that can be replayed", where=str(replay.folder), got=found)
     transaction = Transaction(inserts=entries)
     if failure := store.commit(transaction):
-        raise RunFolderError(f"the replayed records are not stored ({failure})", where=str(store.path))
+        raise RunFolderError(f"the replayed records could not be stored ({failure})", where=str(store.path))
     counts = Counter(dict(contents.counts)) + transaction.counts()
     after = replace(contents, entries=[*contents.entries, *entries], counts=counts, last_number=entries[-1].number)
     return after, Replayed(len(entries), left_out, unreadable)
@@ -163,11 +163,11 @@ def _open(folder: Path) -> sqlite3.Connection:
         return connection
     connection.close()
     raise RunFolderError(
-        "its records are of another version of mrl",
+        "the records were written by another version of mrl",
         where=str(folder),
         got=f"schema {found[1]}",
         wanted=f"schema {SCHEMA_VERSION}",
-        cure="leave sharing.replay out",
+        cure="remove sharing.replay",
     )
 
 

@@ -237,7 +237,7 @@ class Store:
         folder = self.path.parent
         has_all = is_still(self._file, self.path) and (folder / f"{FILE}-wal").exists()
         if not has_all or not is_still(self._lock[0], folder / LOCK):
-            raise DiskBroken(f"{self.path}: the file or its lock was deleted or replaced while it was written")
+            raise DiskBroken(f"{self.path}: the file or its lock was deleted or replaced while it was in use")
 
     def _close_file(self) -> None:
         with suppress(sqlite3.Error, AttributeError):  # then the write-ahead log stays, with what is committed
@@ -320,11 +320,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, durability: Durability)
         )
     elif version != SCHEMA_VERSION:
         raise RunFolderError(
-            "the exchange's file has another schema",
+            "the exchange's file has an unsupported schema version",
             where=str(path),
             got=version,
             wanted=str(SCHEMA_VERSION),
-            cure="go on with the version of mrl that made it, or move the file aside",
+            cure="use the version of mrl that made the file, or move the file away",
         )
 
 
@@ -362,7 +362,7 @@ def _locked(folder: Path) -> list[int]:
         raise RunFolderError(f"cannot use the exchange's folder ({error.strerror})", where=str(folder)) from error
     if held is None:
         raise RunFolderError(
-            "another exchange daemon has this file open", where=str(folder / FILE), cure="end it first"
+            "another exchange daemon has this file open", where=str(folder / FILE), cure="stop that daemon first"
         )
     return held
 
@@ -387,9 +387,9 @@ def _row(entry: Entry) -> tuple[Any, ...]:
 
 def damaged(path: Path, error: sqlite3.Error) -> RunFolderError:
     """Return an error that says which file cannot be used, why, and what to do."""
-    cure = "free the disk, and see who may read and write there"
+    cure = "free disk space, and check the permissions of the file and its folder"
     if not isinstance(error, sqlite3.OperationalError):
-        cure = "move the file aside, or restore it; the run goes on without what it held"
+        cure = "restore the file, or move it away; without it the run loses its records"
     return RunFolderError(f"the exchange's file cannot be used ({error})", where=str(path), cure=cure)
 
 

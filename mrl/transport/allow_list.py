@@ -61,8 +61,8 @@ def read_entries(folder: Path) -> list[KeyEntry]:
     try:
         return msgspec.json.decode(data, type=_AllowFile).keys
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        cure = "delete the folder and let `mrl train --resume` make new keys"
-        raise RunFolderError(f"damaged allow-list ({error})", where=str(path), cure=cure) from error
+        cure = "delete the folder; `mrl train --resume` then makes new keys"
+        raise RunFolderError(f"the allow-list is damaged ({error})", where=str(path), cure=cure) from error
 
 
 def write_entries(folder: Path, entries: Iterable[KeyEntry]) -> None:
@@ -79,10 +79,14 @@ def read_private(path: Path) -> bytes:
             data = file.read()
     except OSError as error:
         cure = "start the run with `mrl train`, which makes the keys"
-        raise RunFolderError(f"cannot read a key of the run ({error.strerror})", where=str(path), cure=cure) from error
+        raise RunFolderError(
+            f"cannot read a key file of the run ({error.strerror})", where=str(path), cure=cure
+        ) from error
     if mode & 0o077:
-        cure = f"chmod 600 {path}, and make the key anew if a stranger could have read it"
-        raise RunFolderError("open to other users", where=str(path), got=f"{mode:04o}", wanted="0600", cure=cure)
+        cure = f"run `chmod 600 {path}`, and make a new key if another user may have read it"
+        raise RunFolderError(
+            "the file is accessible to other users", where=str(path), got=f"{mode:04o}", wanted="0600", cure=cure
+        )
     return data
 
 

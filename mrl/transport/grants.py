@@ -27,13 +27,13 @@ class Grant:
         cover other policies' clients.
         """
         if self.role not in ROLES:
-            raise ConfigError("no such role", where="ROLE", got=self.role, wanted=", ".join(ROLES))
+            raise ConfigError("unknown role", where="ROLE", got=self.role, wanted=", ".join(ROLES))
         if self.role in POLICY_ROLES and not _POLICY.fullmatch(self.policy):
             raise ConfigError(
-                f"a {self.role} needs a policy", where="POLICY", got=self.policy, wanted="a policy's name"
+                f"a {self.role} needs a policy", where="POLICY", got=self.policy, wanted="the name of a policy"
             )
         if self.role in STANDING_ROLES and self.policy:
-            raise ConfigError(f"the {self.role} serves no single policy", where="POLICY", got=self.policy)
+            raise ConfigError(f"the role {self.role} takes no policy", where="POLICY", got=self.policy)
 
     @property
     def name(self) -> str:

@@ -89,7 +89,7 @@ def load_client_keys(folder: Path, grant: Grant) -> ClientKeys:
     if not path.exists() and (folder / _SERVER_FILE).exists():
         words = f"{grant.role} {grant.policy}".strip()
         cure = f"`mrl exchange keys {folder.parent} make {words}` makes one"
-        raise RunFolderError(f"there is no key of {grant.name}, or it was revoked", where=str(path), cure=cure)
+        raise RunFolderError(f"the key of {grant.name} does not exist or was revoked", where=str(path), cure=cure)
     pair = _decode(path, _ClientFile)
     return ClientKeys(pair.server_public.encode(), pair.public.encode(), pair.secret.encode())
 
@@ -105,7 +105,7 @@ def make_client_key(folder: Path, grant: Grant) -> KeyEntry:
         keys, entries = load_keys(folder), read_entries(folder)
         if any(entry.grant == grant and entry.is_living for entry in entries):
             cure = f"revoke it first: `mrl exchange keys {folder.parent} revoke {grant.name}`"
-            raise ConfigError("there is a key of this name", where=str(folder), got=grant.name, cure=cure)
+            raise ConfigError("a key of this name already exists", where=str(folder), got=grant.name, cure=cure)
         made = _make(folder, keys, grant)
         write_entries(folder, [*entries, made])
     return made
@@ -122,8 +122,8 @@ def revoke_client_key(folder: Path, name: str) -> KeyEntry:
         living = {entry.grant.name: entry for entry in entries if entry.is_living}
         if name not in living:
             known = any(entry.grant.name == name for entry in entries)
-            what = "the key is revoked already" if known else "there is no such key"
-            raise ConfigError(what, where=str(folder), got=name, wanted=", ".join(living))
+            what = "the key is already revoked" if known else "no such key"
+            raise ConfigError(what, where=str(folder), got=name, wanted=f"one of {', '.join(living)}")
         revoked = _revoked(living[name])
         write_entries(folder, [revoked if entry is living[name] else entry for entry in entries])
         client_file(folder, revoked.grant).unlink(missing_ok=True)
@@ -161,8 +161,10 @@ def _changing(folder: Path) -> Iterator[None]:
 
 def _check_form(folder: Path) -> None:
     if (folder / _ONE_PAIR_FORM).exists() and not (folder / ALLOW_LIST).exists():
-        cure = f"rm -r {folder}; `mrl train --resume` then makes new ones"
-        raise RunFolderError("keys of an earlier mrl, one pair for all clients", where=str(folder), cure=cure)
+        cure = f"run `rm -r {folder}`; `mrl train --resume` then makes new keys"
+        raise RunFolderError(
+            "the keys were made by an older mrl, one pair for all clients", where=str(folder), cure=cure
+        )
 
 
 def _write(path: Path, content: msgspec.Struct) -> None:
@@ -178,5 +180,5 @@ def _decode(path: Path, kind: type[F]) -> F:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         # The decoder's own words could quote a secret.
-        cure = "delete the file, then `mrl train --resume` or `mrl exchange keys RUN make` makes a new key"
-        raise RunFolderError("damaged key", where=str(path), got=f"{len(data)} bytes", cure=cure) from None
+        cure = "delete the file; `mrl train --resume` or `mrl exchange keys RUN make` then makes a new key"
+        raise RunFolderError("the key file is damaged", where=str(path), got=f"{len(data)} bytes", cure=cure) from None

@@ -53,7 +53,7 @@ class Refusals:
                 window.suppressed += 1
                 return
             self._windows[reason, who] = _Window(now_s + WINDOW_S)
-        log.warning("refused", reason=reason, who=who, **details)
+        log.warning("client refused", reason=reason, who=who, **details)
 
     def settle(self) -> None:
         """Close windows that are over; a window with suppressed lines leaves one line and begins anew."""
@@ -69,4 +69,4 @@ class Refusals:
                 else:
                     del self._windows[reason, who]
         for reason, who, suppressed in told:
-            log.warning("refused again", reason=reason, who=who, suppressed=suppressed, within_s=WINDOW_S)
+            log.warning("client refused again", reason=reason, who=who, suppressed=suppressed, within_s=WINDOW_S)

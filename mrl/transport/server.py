@@ -127,7 +127,7 @@ class ServerSocket:
         more.
         """
         if self._front is not None and self._front.failure is not None:
-            raise RoleFailed(f"nobody listens at {self.address} any more") from self._front.failure
+            raise RoleFailed(f"the listener at {self.address} has stopped") from self._front.failure
         ready = dict(self._poller.poll(max(0, round(min(timeout_s, WATCH_S) * 1000))))
         if time.monotonic() >= self._watch_s:
             self._watch_s = time.monotonic() + WATCH_S
@@ -199,7 +199,7 @@ class ServerSocket:
             self._socket.bind(f"ipc://{path}")
             path.chmod(0o600)
         except (zmq.ZMQError, OSError) as error:
-            cure = "set run.local_folder to a folder of this host that you may write, with a short path"
+            cure = "set run.local_folder to a writable folder of this host with a short path"
             raise AddressError(f"cannot listen: {error.strerror}", where=str(path), cure=cure) from error
 
     def _bind_tcp(self, host: str, port: int, max_connections: int | None) -> str:
@@ -354,7 +354,9 @@ def _bindable(host: str) -> str:
 
 def _address_error(host: str, port: int, error: Exception) -> AddressError:
     number = getattr(error, "errno", None)
-    reason = "the port is busy" if number == errno.EADDRINUSE else getattr(error, "strerror", None) or str(error)
+    reason = (
+        "the port is already in use" if number == errno.EADDRINUSE else getattr(error, "strerror", None) or str(error)
+    )
     about_port = number in (errno.EADDRINUSE, errno.EACCES)  # a low port needs a right that few have
     cure = "set another port, or port = 0 for a free one" if about_port else "set host to an address of this machine"
     return AddressError(f"cannot listen: {reason}", where=f"{host}:{port}", cure=cure)

@@ -239,7 +239,7 @@ def test_a_strict_check_ends_with_2_where_the_run_could_not_start_as_it_is(capsy
     assert main([*few, "--strict"]) == 2
     out = capsys.readouterr().out.splitlines()
     assert out[0].endswith("is valid, but the run cannot start here yet: see the end")
-    assert re.search(r"run\.folder: .*too little free disk.*cure: free some", out[-1])
+    assert re.search(r"run\.folder: .*not enough free disk space.*cure: free some", out[-1])
 
 
 def test_train_refuses_with_the_one_command_that_helps(

@@ -73,13 +73,13 @@ def test_a_key_is_revoked_and_made_anew(capsys: pytest.CaptureFixture[str], run:
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["make", "worker", "qwen"], ["there is a key of this name", "'worker/qwen'", "revoke worker/qwen"]),
+        (["make", "worker", "qwen"], ["a key of this name already exists", "'worker/qwen'", "revoke worker/qwen"]),
         (["make", "worker", "gemma"], ["no such policy", "'gemma'", "qwen, llama"]),
         (["make", "worker"], ["a worker needs a policy"]),
-        (["make", "exchange", "qwen"], ["the exchange serves no single policy", "'qwen'"]),
+        (["make", "exchange", "qwen"], ["the role exchange takes no policy", "'qwen'"]),
         (["make", "king"], ["invalid choice: 'king'"]),
         (["make"], ["required: ROLE"]),
-        (["revoke", "worker/gemma"], ["there is no such key", "'worker/gemma'", "worker/qwen"]),
+        (["revoke", "worker/gemma"], ["no such key", "'worker/gemma'", "worker/qwen"]),
         ([], ["required: list|make|revoke"]),
         (["forget"], ["invalid choice: 'forget'"]),
     ],

@@ -344,7 +344,9 @@ def test_a_run_is_pinned_to_the_commit_and_goes_on_with_it(desk: Desk, hub: Hub,
     assert not desk.snapshot(second).exists()
     said = desk.mrl("train", "named.toml", "--resume", "--run.steps=3", f"--policies.one.model_revision={second}")
     assert said.code == 2
-    assert f"policies.one.model: not what the run has; got '{ID}@{second}'; wanted '{ID}@{first}'" in said.err
+    assert (
+        f"policies.one.model: differs from the value in the run; got '{ID}@{second}'; wanted '{ID}@{first}'" in said.err
+    )
     exported = desk.mrl("export", "runs/named", "--policy", "one", HF_HUB_OFFLINE="1")
     assert exported.code == 0, exported.err
     assert f"- trained from: {ID}@{first}" in (Path(exported.out.strip()) / "README.md").read_text()

@@ -131,7 +131,7 @@ def test_check_prints_the_plan_and_writes_nothing(
         (["--exchange.host=192.0.2.1"], "[exchange] 192.0.2.1:0: cannot listen: Cannot assign requested address"),
         (
             ["--exchange.port=9000"],
-            "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1",
+            "exchange.port: a port without exchange.host; got 9000; cure: set --exchange.host 127.0.0.1",
         ),
         (["--exchange.host=a..b"], "[exchange] a..b:0: cannot listen: "),
         (["--exchange.host=no.such.host.invalid"], "[exchange] no.such.host.invalid:0: cannot listen: "),
@@ -178,7 +178,7 @@ def test_a_busy_port_is_refused_before_anything_is_written(
         folder = str(tmp_path / "runs")
         words = ["--exchange.host=127.0.0.1", f"--exchange.port={port}"]
         line = told(capsys, "train", str(config), "--run.folder", folder, *words)
-    assert f"[exchange] 127.0.0.1:{port}: cannot listen: the port is busy" in line
+    assert f"[exchange] 127.0.0.1:{port}: cannot listen: the port is already in use" in line
     assert "port = 0 for a free one" in line
     assert not (tmp_path / "runs").exists()
     check_address("127.0.0.1", port)
@@ -200,7 +200,7 @@ def test_an_existing_run_is_refused_before_policies_are_made(
     monkeypatch.setenv("MRL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "runs" / "small").mkdir(parents=True)
     (tmp_path / "runs" / "small" / "notes").touch()
-    assert "no run of mrl" in told(capsys, "train", str(config), "--run.folder", str(tmp_path / "runs"), "--clean")
+    assert "not a run of mrl" in told(capsys, "train", str(config), "--run.folder", str(tmp_path / "runs"), "--clean")
     assert not (tmp_path / "cache").exists()
 
 

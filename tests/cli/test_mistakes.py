@@ -165,12 +165,12 @@ TYPING = [
     Mistake("unknown policy", "check small.toml --policies.gwen.device cpu", r"did you mean qwen\?"),
     Mistake("lr is a word", "check small.toml --policies.qwen.learner.lr fast", r"learner\.lr: not valid; got 'fast'.*a number"),
     Mistake("steps is a word", "check small.toml --run.steps ten", r"run\.steps: not valid; got 'ten'.*a whole number"),
-    Mistake("a policy stands twice", "check small.toml", r"small\.toml:\d+: \[policies\.qwen\] stands twice",
+    Mistake("a policy stands twice", "check small.toml", r"small\.toml:\d+: \[policies\.qwen\] is defined twice",
             edit("[policies.llama]", "[policies.qwen]")),
     Mistake("no TOML", "check small.toml", r"small\.toml:2: not valid TOML", edit('name = "small"', "name = ")),
     Mistake("no such configuration", "train smal.toml", r"smal\.toml: no such file; cure: did you mean small\.toml\?"),
     Mistake("no configuration of such a name", "check nothere.toml",
-            r"nothere\.toml: no such file; cure: `ls \*\.toml` lists those that there are; `mrl quickstart --show`"),
+            r"nothere\.toml: no such file; cure: `ls \*\.toml` lists the available configurations; `mrl quickstart --show`"),
     Mistake("a required key is misspelt", "check small.toml", r"run\.stpes: unknown key.*did you mean run\.steps\?",
             edit("steps = 4", "stpes = 4")),
     Mistake("the configuration is a folder", "check models", r"models: not a file; wanted a TOML file"),
@@ -184,7 +184,7 @@ TYPING = [
     Mistake("a rule that a list on the command line breaks", 'check small.toml --allocation.slots 1 --launch.remote ["ssh","{host}"]',
             r"error: small\.toml with --allocation\.slots 1 --launch\.remote '\[\"ssh\",\"\{host\}\"\]': allocation\.floor_slots:"),
     Mistake("a rule that an override of the quickstart breaks", "quickstart --policies.qwen.rollout.workers 0",
-            r"error: command line: policies\.qwen\.rollout\.workers: a policy needs a worker"),
+            r"error: command line: policies\.qwen\.rollout\.workers: a policy needs at least one worker"),
     Mistake("a regime's parameter misspelt", "check small.toml --sharing.sgt.lamda 1", r"did you mean sharing\.sgt\.lambda\?"),
     Mistake("negative learning rate", "check small.toml --policies.qwen.learner.lr -1", r"learner\.lr: .*wanted > 0"),
     Mistake("temperature zero", "check small.toml --policies.qwen.rollout.temperature 0", r"temperature: .*wanted > 0"),
@@ -331,11 +331,11 @@ MODELS = [
             r"tasks\.talk\.dataset: no such agent; got 'my_agents'; wanted an async function, \"module:function\", or \"outside\"",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'my_agents'\noptions = { size = 60 }\n[run]")),
     Mistake("requests from outside in a synchronous run", "train small.toml --run.sync true --gateway.serve true",
-            r"gateway\.serve: a synchronous run samples its own batches alone; got 'run\.sync = true'; cure: --run\.sync false"),
+            r"gateway\.serve: a synchronous run cannot answer other requests; got 'run\.sync = true'; cure: set --run\.sync false"),
     Mistake("kept versions where nothing is served", "train small.toml --gateway.kept_versions 1",
-            r"gateway\.kept_versions: nothing is served outside of episodes; got '1, with gateway\.serve = false'; cure: --gateway\.serve true"),
+            r"gateway\.kept_versions: requires gateway\.serve; got '1, with gateway\.serve = false'; cure: set --gateway\.serve true"),
     Mistake("agents from outside of a synchronous run", "train small.toml --run.sync true",
-            r"run\.sync: agents from outside come when they will; got 'tasks\.talk\.dataset = \"outside\"'.*cure: --run\.sync false",
+            r"run\.sync: a synchronous run starts all episodes at once, but agents from outside connect at any time; got 'tasks\.talk\.dataset = \"outside\"'.*cure: set --run\.sync false",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'outside'\noptions = { size = 60 }\n[run]")),
     Mistake("a gateway at an address that is none of this host's", "train small.toml --gateway.host 192.0.2.1",
             r"\[gateway\].*192\.0\.2\.1",
@@ -400,11 +400,11 @@ PROMPTS = [
             asked("template_options = { long = true, enable_thinking = false }")),
     Mistake("no such template", "check small.toml", r"policies\.qwen\.prompt\.chat_template: cannot be read \(No such file or directory\) \(relative to",
             asked('chat_template = "nowhere.jinja"')),
-    Mistake("a template that is none", "check small.toml", r"policies\.qwen\.prompt\.chat_template: the file holds no template",
+    Mistake("a template that is none", "check small.toml", r"policies\.qwen\.prompt\.chat_template: the file contains no Jinja template",
             asked('chat_template = "sums.jsonl"')),
     Mistake("a template of one's own with a mistake", "check small.toml",
             r"policies\.qwen: prompt\.chat_template:1: the chat template is not valid.*cure: mend the template", asked('chat_template = "{% for %}"')),
-    Mistake("an example that is none", "check small.toml", r"sums\.jsonl:1: policies\.qwen\.prompt\.few_shot_file: the line is no example.*wanted .*assistant",
+    Mistake("an example that is none", "check small.toml", r"sums\.jsonl:1: policies\.qwen\.prompt\.few_shot_file: invalid few-shot example.*wanted .*assistant",
             asked('few_shot_file = "sums.jsonl"')),
     Mistake("a template with two BOS", "check small.toml", r"policies\.qwen: a prompt would open with two BOS.*cure: take one of them out of the template",
             asked("stop = ['x']", "{{ bos_token }}" + CHAT)),
@@ -429,13 +429,13 @@ LEARNING = [
             r"small\.toml: policies\.qwen\.make: no task names its operation.*cure: for prompts of your own .*`mrl policies make quickstart`",
             edit('[policies.qwen]\nmodel = "models/qwen"', '[policies.qwen.make]\narchitecture = "qwen3"\ntokenizer = "byte_level"')),
     Mistake("hosts that do not divide the ranks", "check small.toml --policies.qwen.learner.processes 3 --policies.qwen.learner.hosts 2",
-            r"command line: policies\.qwen\.learner\.hosts: does not divide the ranks; got '2 hosts for processes = 3'; .*such as 4$"),
+            r"command line: policies\.qwen\.learner\.hosts: does not divide learner\.processes; got '2 hosts for processes = 3'; .*processes = 4$"),
     Mistake("weights in the memory of a learner over hosts",
             "check small.toml --policies.qwen.learner.processes 2 --policies.qwen.learner.hosts 2 --policies.qwen.rollout.weights_in memory",
-            r"policies\.qwen\.rollout\.weights_in: a learner over 2 hosts has no memory .*; got 'memory'; wanted policies\.qwen\.rollout\.weights_in = \"disk\""),
+            r"policies\.qwen\.rollout\.weights_in: engines cannot open the memory of a learner on 2 hosts; got 'memory'; wanted policies\.qwen\.rollout\.weights_in = \"disk\""),
     Mistake("shards on parts of hosts",
             "check small.toml --policies.qwen.learner.processes 12 --policies.qwen.learner.hosts 2 --policies.qwen.learner.sharding shard --policies.qwen.learner.shard_size 4",
-            r"learner\.shard_size: ranks that share a copy lie on parts of hosts; got '4 for 6 ranks on each host'; wanted a divisor or a multiple of 6, or 0 for 6"),
+            r"learner\.shard_size: the ranks of a copy would span parts of hosts; got '4 for 6 ranks on each host'; wanted a divisor or a multiple of 6, or 0 for 6"),
     Mistake("nobody to share with", "train small.toml", r"there is nobody to share with, qwen is the only policy; .*regime independent",
             edit('[policies.llama]\nmodel = "models/llama"\n', "")),
 ]  # fmt: skip
@@ -446,11 +446,11 @@ REPLAYS = [
     Mistake("a misspelt key of a replay", "train small.toml --sharing.replay.folder nowhere", r"sharing\.replay\.folder: unknown key; .*wanted one of run, policies"),
     Mistake("a replay of oneself", "train small.toml --resume --sharing.replay.run runs/small", r"sharing\.replay\.run: this run itself; .*wanted the folder of another run",
             run_exists),
-    Mistake("a replay of a run without a store", "train small.toml --run.name next --sharing.replay.run runs/small", r"runs/small/exchange/exchange\.sqlite: no file of an exchange", run_exists),
+    Mistake("a replay of a run without a store", "train small.toml --run.name next --sharing.replay.run runs/small", r"runs/small/exchange/exchange\.sqlite: no exchange file found", run_exists),
 ]  # fmt: skip
 
 RUNS = [
-    Mistake("the run exists", "train small.toml", r"runs/small: the run exists; cure: --resume continues it, --clean deletes it",
+    Mistake("the run exists", "train small.toml", r"runs/small: the run already exists; cure: use --resume, --clean \(deletes it\), or another --run",
             run_exists),
     Mistake("nothing to resume", "train small.toml --resume", r"there is no run to resume; cure: leave out --resume"),
     Mistake("resumed under another regime", "train small.toml --resume --sharing.regime prp", r"sharing\.regime: .*got 'prp'; wanted 'sgt'",
@@ -462,8 +462,8 @@ RUNS = [
     Mistake("a learner over more hosts than the run has",
             "launch small.toml --hosts a,b --exchange.host 0.0.0.0 --launch.hosts_join true --policies.qwen.learner.processes 3 --policies.qwen.learner.hosts 3",
             r"policies\.qwen\.learner\.hosts: more hosts than the run has for policies; got 3; wanted <= 2$"),
-    Mistake("the runs' folder is a file", "train small.toml --run.folder sums.jsonl", r"sums\.jsonl: a file stands where a folder is needed"),
-    Mistake("too small a disk", "train small.toml --run.min_free_mib 999999999", r"too little free disk; .*cure: free some"),
+    Mistake("the runs' folder is a file", "train small.toml --run.folder sums.jsonl", r"sums\.jsonl: the path is a file, but a folder is needed"),
+    Mistake("too small a disk", "train small.toml --run.min_free_mib 999999999", r"not enough free disk space; .*cure: free some"),
     Mistake("an export of no run", "export nowhere --policy qwen --to out", r"nowhere: not a run folder"),
     Mistake("a report of no run", "report nowhere", r"nowhere: not a run folder .*runs/<name>"),
 ]  # fmt: skip
@@ -480,7 +480,7 @@ TRACKERS = [
     Mistake("an option of another type", "train small.toml", r"trackers\.0\.options\.private: not valid; got 'yes'; wanted true or false",
             tracked("kind = 'trackio', options = { private = 'yes' }")),
     Mistake("samples of answers that are not kept", "train small.toml",
-            r"trackers\.0\.samples: they come from the answers that the run keeps, and it keeps none; got 4; cure: --run.rollouts_mib 64",
+            r"trackers\.0\.samples: samples come from kept answers, but run\.rollouts_mib = 0 keeps none; got 4; cure: set --run.rollouts_mib 64",
             edit("[run]", "trackers = [{ kind = 'trackio', samples = 4 }]\n[run]\nrollouts_mib = 0")),
     Mistake("a report to an unknown tracker", "report nowhere --to wanbd", r"--to.* 'wanbd'"),
 ]  # fmt: skip
@@ -497,10 +497,10 @@ EVALUATIONS = [
             run_exists),
     Mistake("a task that is not there", "eval runs/small --tasks sum", r"--tasks: no such task; got 'sum'; wanted sums; cure: did you mean sums\?",
             run_exists),
-    Mistake("more drawn than sampled", "eval runs/small --samples 4 --k 1,8", r"--k: pass@k draws k of the answers.*got 'k = 8, and 4 answers'; wanted 1 to 4",
+    Mistake("more drawn than sampled", "eval runs/small --samples 4 --k 1,8", r"--k: pass@k needs at least k answers.*got 'k = 8 with 4 answers'; wanted k from 1 to 4",
             run_exists),
     Mistake("a k that is a word", "eval runs/small --k one", r"--k: not valid; got 'one'; wanted whole numbers with commas", run_exists),
-    Mistake("a k of nothing", "eval runs/small --k 0", r"got 'k = 0, and 1 answer'; wanted 1 to 1", run_exists),
+    Mistake("a k of nothing", "eval runs/small --k 0", r"got 'k = 0 with 1 answer'; wanted k from 1 to 1", run_exists),
     Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: not valid; got -1\.0; wanted 0 to 2", run_exists),
     Mistake("top-p of nothing", "eval runs/small --top-p 0", r"--top-p: not valid; got 0\.0; wanted above 0, and at most 1", run_exists),
     Mistake("no tasks for a model", "eval models/qwen", r"no tasks to answer; got 'models/qwen'; .*--config quickstart"),
@@ -510,7 +510,7 @@ EVALUATIONS = [
     Mistake("two of one name", "eval models/qwen models/qwen --config small.toml", r"two policies have one name in the table; got 'qwen'"),
     Mistake("a comparison with no file", "eval --compare a.json b.json", r"a\.json: No such file or directory; wanted a file of `mrl eval`"),
     Mistake("a comparison with another file", "eval --compare small.toml small.toml", r"small\.toml: no file of `mrl eval`; got "),
-    Mistake("k above samples, in a run", "train small.toml --evaluation.k [1,8]", r"evaluation\.k: pass@k draws k .*got 'k = 8, and 1 answer'; wanted 1 to 1"),
+    Mistake("k above samples, in a run", "train small.toml --evaluation.k [1,8]", r"evaluation\.k: pass@k needs at least k answers.*got 'k = 8 with 1 answer'; wanted k from 1 to 1"),
 ]  # fmt: skip
 
 VERIFIERS = [
@@ -564,12 +564,12 @@ NOTES = [
     Mistake("how many prompts there are", "check small.toml --pool.train_prompts 0 --pool.held_out_prompts 0",
             r"prompts \d+ to train on, \d+ held out"),
     Mistake("several greedy answers", "check small.toml --evaluation.samples 4 --evaluation.temperature 0",
-            r"note: evaluation\.temperature 0 gives the same answer 4 times: pass@k is pass@1"),
+            r"note: evaluation\.temperature 0 gives the same answer 4 times: pass@k equals pass@1"),
     Mistake("a fall of the learning rate that is none", "check small.toml",
             r"lr_schedule constant \(linear to lr_final_share 1\)"),
     Mistake("a byte order mark", "check small.toml", r"small\.toml is valid", data(codecs.BOM_UTF8 + rows(60).encode())),
     Mistake("whole numbers as references", "check small.toml", r"small\.toml is valid", data(rows(60, reference=3))),
-    Mistake("fewer prompts than the pool would take", "check small.toml", r"pool\.train_prompts +0 +takes all \d+ of the files"),
+    Mistake("fewer prompts than the pool would take", "check small.toml", r"pool\.train_prompts +0 +uses all \d+ prompts of the files"),
     Mistake("no file of prompts, in a check", "check small.toml", r"still needed before `mrl train` can start:",
             lambda folder: (folder / "sums.jsonl").unlink()),
     Mistake("no environment of vLLM, in a check", "check small.toml --policies.qwen.rollout.engine vllm",
@@ -699,7 +699,7 @@ def test_nothing_is_done_beside_a_live_run(
     finally:
         release()
     line = capsys.readouterr().err
-    assert f"runs/small: the run is going on; got 'supervisor pid {os.getpid()}'; cure: `mrl stop " in line
+    assert f"runs/small: the run is still running; got 'supervisor pid {os.getpid()}'; cure: run `mrl stop " in line
     assert files_in(place) - before <= {folder.lock}
 
 
@@ -710,7 +710,7 @@ def test_a_busy_port_is_said_before_anything_is_written(place: Path, capsys: pyt
         assert (
             main(["train", "small.toml", "--exchange.metrics_host=127.0.0.1", f"--exchange.metrics_port={port}"]) == 2
         )
-    assert "the port is busy" in capsys.readouterr().err
+    assert "the port is already in use" in capsys.readouterr().err
     assert not (place / "runs").exists()
 
 

@@ -157,12 +157,12 @@ def test_rules_are_held_against_what_was_chosen(tmp_path: Path):
     more = 'device = "cuda"\nlearner = { attention_kernel = "varlen" }'
     learner = loaded(tmp_path, more).config.policies["a"].learner
     assert (learner.precision, learner.attention_kernel) == ("bfloat16", "varlen")
-    with pytest.raises(ConfigError, match="the kernel varlen is for GPUs and bfloat16"):
+    with pytest.raises(ConfigError, match="the kernel varlen requires a GPU and bfloat16"):
         loaded(tmp_path, 'learner = { attention_kernel = "varlen" }')
 
 
 def test_a_number_format_of_the_wrong_engine_is_a_mistake(tmp_path: Path):
-    with pytest.raises(ConfigError, match="embedded_dtype: the engine is a server"):
+    with pytest.raises(ConfigError, match="embedded_dtype: has no effect, because the engine is a server"):
         loaded(tmp_path, 'rollout = { engine = "vllm", embedded_dtype = "bfloat16" }')
 
 
@@ -180,7 +180,7 @@ def test_limits_grow_with_the_model():
     assert config.supervision.stop_s == 5 + 16 * 10, "a checkpoint of all moments has six times the bytes"
     assert len(resolved.choices) == 2 * len(OF_POLICY) + len(OF_RUN)
     by_key = {choice.key: choice.why for choice in resolved.choices}
-    assert by_key["allocation.hung_s"] == "120 s, and 20 s for each of 16.0 GB"
+    assert by_key["allocation.hung_s"] == "120 s plus 20 s per GB, for 16.0 GB of weights"
 
 
 def test_an_embedded_engine_gets_no_limits_of_servers():

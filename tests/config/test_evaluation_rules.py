@@ -31,7 +31,8 @@ def test_k_may_be_as_large_as_there_are_answers(samples, k):
 
 @pytest.mark.parametrize("samples", [1, 7])
 def test_more_drawn_than_there_are_is_refused(samples):
-    with pytest.raises(ConfigError, match=rf"evaluation\.k: .*k = 8, and {samples} answers?'; wanted 1 to {samples}"):
+    told = rf"evaluation\.k: .*k = 8 with {samples} answers?'; wanted k from 1 to {samples}"
+    with pytest.raises(ConfigError, match=told):
         config(samples=samples, k=[1, 8])
 
 

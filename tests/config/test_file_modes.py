@@ -71,7 +71,7 @@ def test_a_configuration_that_others_may_write_is_refused(tmp_path, what, mode):
     check_writers(folder.path)
     (folder.path / what).chmod(mode)
 
-    with pytest.raises(RunFolderError, match=rf"others may write it, .*got '0{mode:o}'.*cure: .*chmod go-w"):
+    with pytest.raises(RunFolderError, match=rf"other users can write to it, .*got '0{mode:o}'.*cure: .*chmod go-w"):
         check_writers(folder.path)
-    with pytest.raises(RunFolderError, match="others may write it"):
+    with pytest.raises(RunFolderError, match="other users can write to it"):
         create_run_folder(config, resume=True)

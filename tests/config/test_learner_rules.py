@@ -24,19 +24,28 @@ def config_with(steps=10, device="cpu", **learner):
 @pytest.mark.parametrize(
     ("learner", "words"),
     [
-        ({"shard_size": 2, "processes": 2}, 'shard_size: nothing is sharded; got 2; cure: .*sharding = "shard"'),
-        ({"shard_size": 3, "processes": 4, "sharding": "shard"}, "does not divide the ranks; got 3; .*processes = 4"),
+        (
+            {"shard_size": 2, "processes": 2},
+            'shard_size: has no effect with sharding = "replicate"; got 2; cure: .*sharding = "shard"',
+        ),
+        (
+            {"shard_size": 3, "processes": 4, "sharding": "shard"},
+            "does not divide learner.processes; got 3; .*processes = 4",
+        ),
         (
             {"context_parallel": 3, "processes": 4},
             "context_parallel: .* one host; got '3 for 4 .*; wanted a divisor of 4",
         ),
         (
             {"context_parallel": 2, "processes": 2, "compile": True},
-            "compile: .*places for heads; .*leave one of them out",
+            "compile: .*do not support context parallelism; .*set compile = false or context_parallel = 1",
         ),
         ({"microbatch_tokens": 300}, "microbatch_tokens: smaller than one row; got 300; .*max_new_tokens = 300"),
-        ({"warmup_steps": 10}, "warmup_steps: the run ends before.*; got 10; wanted < run.steps = 10"),
-        ({"activation_offload": True}, "activation_offload: only what .*; cure: .*activation_checkpointing = true"),
+        ({"warmup_steps": 10}, "warmup_steps: the run ends within the warm-up; got 10; wanted < run.steps = 10"),
+        (
+            {"activation_offload": True},
+            "activation_offload: requires activation_checkpointing; .*; cure: .*activation_checkpointing = true",
+        ),
         ({"precision": "float16"}, "learner.precision: not valid"),
         ({"parameter_dtype": "float16"}, "learner.parameter_dtype: not valid"),
         ({"logprob_kernel": "liger", "precision": "bfloat16"}, "logprob_kernel: .*; got 'cpu, bfloat16'; .*chunked"),
@@ -44,17 +53,23 @@ def config_with(steps=10, device="cpu", **learner):
         ({"attention_kernel": "varlen", "precision": "bfloat16"}, "attention_kernel: .*; got 'cpu, bfloat16'; .*rows"),
         (
             {"max_reuses": 2},
-            "max_reuses: not in use; got 2; wanted policies.qwen.learner.reuse_share > 0; cure: set that",
+            "max_reuses: has no effect; got 2; wanted policies.qwen.learner.reuse_share > 0; cure: set ",
         ),
-        ({"reuse_share": 0.01}, "reuse_share: less than a group of prompts_per_step = 32; got 0.01; wanted >= 0.031"),
-        ({"reuse_share": 0.6}, "max_reuses: 19 groups a step .*, of 13 that come fresh; got 1; wanted .* <= 0.5 with"),
+        ({"reuse_share": 0.01}, "reuse_share: less than one group of prompts_per_step = 32; got 0.01; wanted >= 0.031"),
+        (
+            {"reuse_share": 0.6},
+            "max_reuses: too few to reuse 19 groups per step with 13 fresh groups; got 1; wanted .* <= 0.5 with",
+        ),
         (
             {"reuse_share": 0.6, "max_reuses": 3},
-            "max_staleness_versions: .* too stale before it was used 4 times.*; got 2; wanted >= max_reuses = 3",
+            "max_staleness_versions: .* too stale before it is used 4 times.*; got 2; wanted >= max_reuses = 3",
         ),
-        ({"reuse_share": 0.5, "router_replay": True}, "router_replay: experts of groups .*; got True; wanted false"),
+        (
+            {"reuse_share": 0.5, "router_replay": True},
+            "router_replay: not possible with reuse_share.*; got True; wanted false",
+        ),
         ({"reuse_share": 1.0}, "learner.reuse_share: not valid; got 1"),
-        ({"router_replay": True, "compile": True}, "router_replay: compiled blocks .*; cure: leave one of them out"),
+        ({"router_replay": True, "compile": True}, "router_replay: compiled blocks .*; cure: set one of them to false"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(learner, words):

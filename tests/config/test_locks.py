@@ -85,9 +85,9 @@ def test_a_run_is_not_begun_where_nothing_can_be_locked(
     """What is wrong is the file system, not another run; nothing is left behind."""
     folder = tmp_path / "runs"
     line = refused("-c", CREATE.format(tables=tables_in(folder)), refused_as=refused_as)
-    assert "its file system takes no locks" in line
+    assert "the file system does not support file locks" in line
     assert said in line
-    assert "going on" not in line.replace("whether a run is going on", "")
+    assert "still running" not in line.replace("whether a run is still running", "")
     assert "Lustre" in line
     assert not folder.exists()
 
@@ -96,11 +96,11 @@ def test_nobody_takes_it_for_a_run_that_goes_on(refused: Callable[..., str], tmp
     """`mrl stop` would wait for a supervisor that there may not be."""
     folder = create_run_folder(validate(tables_in(tmp_path), where="test")).path
     line = refused("-m", "mrl", "stop", str(folder))
-    assert line.startswith(f"mrl: error: {folder}: its file system takes no locks (No locks available)")
+    assert line.startswith(f"mrl: error: {folder}: the file system does not support file locks (No locks available)")
 
 
 def test_weights_cannot_be_held_there(refused: Callable[..., str], tmp_path: Path) -> None:
     """Nor are they taken for pruned ones."""
     (tmp_path / "model.safetensors").touch()
     line = refused("-c", HOLD.format(folder=str(tmp_path)))
-    assert "model.safetensors: its file system takes no locks" in line
+    assert "model.safetensors: the file system does not support file locks" in line

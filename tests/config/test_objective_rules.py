@@ -35,51 +35,63 @@ def load(file: Path, words: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["objective.method=cispo", "objective.dual_clip=3"], "dual_clip: the method cispo has none; got 3"),
-        (["objective.method=dppo", "objective.dual_clip=3"], "dual_clip: the method dppo has none; got 3"),
-        (["objective.method=dppo", "objective.clip_low=0.1"], "clip_low: the method dppo has none; got 0.1"),
+        (
+            ["objective.method=cispo", "objective.dual_clip=3"],
+            "dual_clip: the method cispo does not use this key; got 3",
+        ),
+        (["objective.method=dppo", "objective.dual_clip=3"], "dual_clip: the method dppo does not use this key; got 3"),
+        (
+            ["objective.method=dppo", "objective.clip_low=0.1"],
+            "clip_low: the method dppo does not use this key; got 0.1",
+        ),
         (
             ["objective.method=dppo", "objective.correction.upper=2"],
-            "correction.upper: the method dppo has no correction, for its ratio is to the sampler; got 2.0; cure: ",
+            "the method dppo needs no correction: its ratio is relative to the sampling policy; got 2.0",
         ),
-        (["objective.method=dppo", "objective.correction.level=token"], "no correction, for its ratio is to the"),
-        (["objective.correction.lower=6"], "correction.lower: above upper; got 6.0; wanted <= 5"),
+        (["objective.method=dppo", "objective.correction.level=token"], "no correction: its ratio is relative to the"),
+        (["objective.correction.lower=6"], "correction.lower: above correction.upper; got 6.0; wanted <= 5"),
         (
             ["objective.correction.level=off", "objective.correction.action=mask"],
-            "correction.action: not in use; got 'mask'; wanted a correction.level other than \"off\"; "
-            "cure: set that, or leave this key out",
+            "correction.action: has no effect; got 'mask'; wanted a correction.level other than \"off\"; "
+            'cure: set a correction.level other than "off", or remove this key',
         ),
-        (["objective.correction.level=off", "objective.correction.lower=0.5"], "correction.lower: not in use; got 0.5"),
-        (["objective.correction.level=off", "objective.correction.upper=5.0"], "correction.upper: not in use; got 5.0"),
+        (
+            ["objective.correction.level=off", "objective.correction.lower=0.5"],
+            "correction.lower: has no effect; got 0.5",
+        ),
+        (
+            ["objective.correction.level=off", "objective.correction.upper=5.0"],
+            "correction.upper: has no effect; got 5.0",
+        ),
         (
             ["objective.kl_estimator=k1"],
-            "kl_estimator: not in use; got 'k1'; wanted kl_coefficient > 0",
+            "kl_estimator: has no effect; got 'k1'; wanted kl_coefficient > 0",
         ),
-        (["objective.kl_estimator=k1", "objective.kl_coefficient=0"], "kl_estimator: not in use"),
+        (["objective.kl_estimator=k1", "objective.kl_coefficient=0"], "kl_estimator: has no effect"),
         (
             ["objective.overlong_penalty=0.5"],
-            "overlong_penalty: not in use; got 0.5; wanted overlong_buffer_tokens >= 1",
+            "overlong_penalty: has no effect; got 0.5; wanted overlong_buffer_tokens >= 1",
         ),
         (
             ["objective.method=dr_grpo", "objective.std_correction=0"],
-            'std_correction: not in use; got 0; wanted advantage = "group_std"',
+            'std_correction: has no effect; got 0; wanted advantage = "group_std"',
         ),
-        (["objective.advantage=group_mean", "objective.std_correction=1"], "std_correction: not in use; got 1"),
+        (["objective.advantage=group_mean", "objective.std_correction=1"], "std_correction: has no effect; got 1"),
         (
             ["objective.max_resampling=4"],
-            "max_resampling: not in use; got 4.0; wanted drop_uniform_groups = true",
+            "max_resampling: has no effect; got 4.0; wanted drop_uniform_groups = true",
         ),
         (
             ["objective.method=dapo", "objective.drop_uniform_groups=false", "objective.max_resampling=4"],
-            "max_resampling: not in use",
+            "max_resampling: has no effect",
         ),
         (
             ["objective.overlong_buffer_tokens=33"],
-            "overlong_buffer_tokens: longer than any answer; got 33; wanted <= rollout.max_new_tokens = 32",
+            "overlong_buffer_tokens: longer than the longest answer; got 33; wanted <= rollout.max_new_tokens = 32",
         ),
         (
             ["objective.method=dapo", "rollout.group_size=1"],
-            "drop_uniform_groups: a group of one answer is always uniform, and nothing would be trained on; "
+            "drop_uniform_groups: a group of one answer is always uniform, so nothing would be trained on; "
             "got 'dapo with rollout.group_size = 1'; wanted rollout.group_size >= 2",
         ),
     ],

@@ -69,7 +69,9 @@ def test_a_run_that_would_go_on_with_other_prompts_is_refused(file: Path, tmp_pa
     before = load_config(file)
     check_same_meaning(before, load_config(file), where="small.toml")
     (tmp_path / "own.jinja").write_text(TEMPLATE + "Answer:")
-    with pytest.raises(RunFolderError, match=r"policies\.one\.prompt\.chat_template: not what the run has"):
+    with pytest.raises(
+        RunFolderError, match=r"policies\.one\.prompt\.chat_template: differs from the value in the run"
+    ):
         check_same_meaning(before, load_config(file), where="small.toml")
 
 
@@ -91,6 +93,6 @@ def test_a_large_file_is_no_template(file: Path, tmp_path: Path) -> None:
 def test_an_example_has_both_parts_once(file: Path, tmp_path: Path, line: str, why: str) -> None:
     """The line is named."""
     (tmp_path / "shots.jsonl").write_text('{"user": "a", "assistant": "b"}\n' + line + "\n")
-    with pytest.raises(ConfigError, match=rf"shots\.jsonl:2: .*\.few_shot_file: the line is no example{why}"):
+    with pytest.raises(ConfigError, match=rf"shots\.jsonl:2: .*\.few_shot_file: invalid few-shot example{why}"):
         load_config(file)
     assert ShotTable(user="a", assistant="b").assistant == "b"

@@ -32,9 +32,9 @@ def test_rewards_of_an_own_verifier_may_lie_anywhere():
 
 @pytest.mark.parametrize(
     ("task", "run", "message"),
-    [({"verifier": "own:judge"}, {"success_reward": 0.0}, "tasks.trim.failed_reward: .* would be a success; got 0.0"),
-     ({}, {"success_reward": 2.0}, "run.success_reward: the answers of tasks.trim get 0 or 1; got 2.0"),
-     ({"reward_weights": {"right": 1.0}}, {}, "tasks.trim.reward_weights: the data set's own scorer names no rewards"),
+    [({"verifier": "own:judge"}, {"success_reward": 0.0}, "failed_reward: .* would count as a success; got 0.0"),
+     ({}, {"success_reward": 2.0}, "run.success_reward: answers of tasks.trim are rewarded with 0 or 1; got 2.0"),
+     ({"reward_weights": {"right": 1.0}}, {}, "reward_weights: the data set's own verifier returns no named rewards"),
      ({"verifier": "own:judge", "reward_weights": {"a/b": 1.0}}, {}, "tasks.trim.reward_weights"),
      ({"verifier": "own:judge", "reward_weights": {"a": float("nan")}}, {}, "tasks.trim.reward_weights"),
      ({}, {"max_verifier_failures": 1.5}, "run.max_verifier_failures")],

@@ -25,15 +25,15 @@ def config_with(**exchange):
     [
         (
             {"port": 9000, "metrics_port": 9000, "host": "127.0.0.1", "metrics_host": "127.0.0.1"},
-            "metrics_port: the port of the exchange itself; got 9000; wanted another than 9000, or 0",
+            "metrics_port: already used as exchange.port; got 9000; wanted a port other than 9000, or 0",
         ),
-        ({"host": "::"}, "exchange.host: the links of a run are IPv4; got '::'; wanted .*\"0.0.0.0\" for all"),
-        ({"host": "fd00::1"}, "exchange.host: the links of a run are IPv4; .*for all of them$"),
-        ({"host": "10.0.0.1:9000"}, "exchange.host: .*; cure: a port is not part of it: exchange.port"),
-        ({"port": 9000}, "exchange.port: a port without an address; got 9000; cure: --exchange.host 127.0.0.1"),
+        ({"host": "::"}, "exchange.host: not an IPv4 address or host name; got '::'; wanted .*\"0.0.0.0\" for all"),
+        ({"host": "fd00::1"}, "exchange.host: not an IPv4 address or host name; .*for all of them$"),
+        ({"host": "10.0.0.1:9000"}, "exchange.host: .*; cure: set the port in exchange.port"),
+        ({"port": 9000}, "exchange.port: a port without exchange.host; got 9000; cure: set --exchange.host 127.0.0.1"),
         (
             {"metrics_port": 9000},
-            "exchange.metrics_port: a port without an address; got 9000; cure: --exchange.metrics",
+            "exchange.metrics_port: a port without exchange.metrics_host; got 9000; cure: set --exchange.metrics",
         ),
         ({"metrics_port": 65_536}, "exchange.metrics_port: not valid; got 65536; wanted <= 65535"),
     ],
@@ -73,11 +73,15 @@ def config_with_policy(device, rollout):
 @pytest.mark.parametrize(
     ("device", "rollout", "words"),
     [
-        ("cuda", {"gpus": 2}, "takes several; got '2 for embedded on cuda'.*cure: .*workers = 2: engines on one GPU"),
+        (
+            "cuda",
+            {"gpus": 2},
+            "can use several; got '2 for embedded on cuda'.*cure: .*workers = 2, for engines on one GPU",
+        ),
         ("cpu", {"gpus": 2, "engine": "vllm"}, "got '2 for vllm on cpu'"),
-        ("cuda", {"gpus": 2, "engine": "sglang", "server": {"url": "http://h:1"}}, "2 for sglang on cuda by its url"),
-        ("cuda", {"engine": "vllm", "server": {"options": ["--tensor-parallel-size=2"]}}, "rollout.gpus says it"),
-        ("cuda", {"engine": "sglang", "server": {"options": ["--tp-size", "2"]}}, "rollout.gpus says it"),
+        ("cuda", {"gpus": 2, "engine": "sglang", "server": {"url": "http://h:1"}}, "2 for sglang on cuda given by url"),
+        ("cuda", {"engine": "vllm", "server": {"options": ["--tensor-parallel-size=2"]}}, "set rollout.gpus"),
+        ("cuda", {"engine": "sglang", "server": {"options": ["--tp-size", "2"]}}, "set rollout.gpus"),
         ("cuda", {"gpus": 0}, "gpus: not valid; got 0"),
     ],
 )

@@ -59,7 +59,7 @@ def test_without_both_a_person_has_to_say_it(tmp_path: Path, damage: bytes | Non
     for file in ("checkpoints/a/run_epoch", "lives/a.json"):
         spoil(tmp_path / file, damage)
     with pytest.raises(
-        RunFolderError, match=r"run_epoch: the number of this policy's lives is gone.*cure: write a num"
+        RunFolderError, match=r"run_epoch: the run epoch of this policy's learner is missing.*cure: write a num"
     ):
         lives.begin()
     (tmp_path / "checkpoints/a/run_epoch").write_text("7\n")
@@ -71,7 +71,7 @@ def test_published_weights_tell_of_an_earlier_life(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     (folder.weights("a") / "0.0").mkdir(parents=True)
     (folder.weights("a") / "0.0" / "manifest.json").touch()
-    with pytest.raises(RunFolderError, match="the number of this policy's lives"):
+    with pytest.raises(RunFolderError, match="the run epoch of this policy's learner"):
         folder.lives("a").begin()
 
 
@@ -92,8 +92,8 @@ def test_a_policy_whose_checkpoints_are_gone_is_refused_and_may_begin_anew(tmp_p
     with pytest.raises(RunFolderError) as caught:
         create_run_folder(config_in(tmp_path), resume=True)
     assert str(caught.value) == (
-        f"{folder.checkpoints('a')}: all checkpoints of a are gone, which had come to step 6; "
-        "cure: put one back, or begin this policy anew: --resume --policy-from-start a"
+        f"{folder.checkpoints('a')}: all checkpoints of a are missing; the newest one was of step 6; "
+        "cure: restore one, or start this policy from scratch: --resume --policy-from-start a"
     )
     create_run_folder(config_in(tmp_path), resume=True, from_start=["a"])
     create_run_folder(config_in(tmp_path), resume=True)
@@ -109,7 +109,7 @@ def test_policies_that_step_together_begin_anew_together(tmp_path: Path) -> None
         folder.lives(policy).begin()
         saved(folder, policy, 6)
     (folder.checkpoints("a") / "step_6").rmdir()
-    with pytest.raises(RunFolderError, match=r"anew.*: --resume --policy-from-start a --policy-from-start b$"):
+    with pytest.raises(RunFolderError, match=r"scratch.*: --resume --policy-from-start a --policy-from-start b$"):
         create_run_folder(config, resume=True)
     create_run_folder(config, resume=True, from_start=["a", "b"])
     assert (folder.checkpoints("b") / "set_aside_1" / "step_6").is_dir()
@@ -137,9 +137,14 @@ def test_a_run_that_never_saved_is_resumed_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "resume", "sync", "said"),
     [
-        (["a"], False, False, "is for a run that goes on; cure: add --resume"),
-        (["c"], True, False, "no policy that learns; got 'c'; wanted a, b"),
-        (["a"], True, True, r"policies step together in this run .run\.sync.; cure: name all: a, b"),
+        (["a"], False, False, "requires --resume; cure: add --resume"),
+        (["c"], True, False, "not a policy that learns; got 'c'; wanted one of a, b"),
+        (
+            ["a"],
+            True,
+            True,
+            r"policies of a synchronous run .run\.sync. can only start over together; cure: name all of them: a, b",
+        ),
     ],
 )
 def test_what_cannot_begin_anew_is_refused(
@@ -159,5 +164,5 @@ def test_what_cannot_begin_anew_is_refused(
 def test_checkpoints_that_are_all_damaged_are_one_line(tmp_path: Path, together: bool, cure: str) -> None:
     """A mistake that a person cures: restarts would change nothing."""
     line = str(RunFolder(tmp_path).lives("a").all_damaged([6, 3], together=together))
-    assert "every checkpoint that a could go on from is damaged; its log says how; got 'step_6, step_3'" in line
+    assert "every checkpoint from which a could resume is damaged; see its log; got 'step_6, step_3'" in line
     assert cure in line

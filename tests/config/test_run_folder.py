@@ -57,7 +57,7 @@ def test_an_existing_run_needs_clean_or_resume(tmp_path: Path) -> None:
     assert "--resume" in line
     assert "--clean" in line
     assert folder.metrics_jsonl.read_text() == "{}\n"
-    assert "exclude each other" in refusal(config_in(tmp_path), clean=True, resume=True)
+    assert "cannot be used together" in refusal(config_in(tmp_path), clean=True, resume=True)
 
 
 def test_clean_deletes_the_earlier_run(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_clean_leaves_folders_that_are_no_run_alone(tmp_path: Path, content: str
     (tmp_path / "r" / "thesis.tex").write_text("x")
     if content is not None:
         (tmp_path / "r" / "config.json").write_text(content)
-    assert "no run of mrl" in refusal(config_in(tmp_path), clean=True)
+    assert "not a run of mrl" in refusal(config_in(tmp_path), clean=True)
     assert (tmp_path / "r" / "thesis.tex").read_text() == "x"
 
 
@@ -87,7 +87,7 @@ def test_resume_keeps_everything_and_takes_the_new_config(tmp_path: Path) -> Non
     folder = create_run_folder(config_in(tmp_path, steps=9), resume=True)
     assert folder.metrics_jsonl.exists()
     assert read_run_config(folder.path).run.steps == 9
-    assert "policies: not what the run has; got 'a, b'; wanted a;" in refusal(
+    assert "policies: differs from the value in the run; got 'a, b'; wanted a;" in refusal(
         config_in(tmp_path, "a", "b"), resume=True
     )
 
@@ -127,7 +127,7 @@ def test_resume_refuses_what_would_change_the_meaning_of_a_checkpoint(
     folder = create_run_folder(config_in(tmp_path))
     line = refusal(changed(config_in(tmp_path), dotted, value), resume=True)
     key = "tasks" if dotted == "tasks.trim" else dotted
-    assert f"{key}: not what the run has" in line
+    assert f"{key}: differs from the value in the run" in line
     assert f"got {got}" in line
     assert f"{wanted}; cure: resume with the same value, or choose another --run.name" in line
     assert read_run_config(folder.path) == config_in(tmp_path)
@@ -138,7 +138,9 @@ def test_resume_refuses_tasks_in_another_order(tmp_path: Path) -> None:
     config = changed(config_in(tmp_path), "tasks.trim", {"source": "words", "dataset": "trim"})
     create_run_folder(config)
     turned = config.model_copy(update={"tasks": dict(reversed(config.tasks.items()))})
-    assert "tasks: not what the run has; got 'trim, copy'; wanted copy, trim;" in refusal(turned, resume=True)
+    assert "tasks: differs from the value in the run; got 'trim, copy'; wanted copy, trim;" in refusal(
+        turned, resume=True
+    )
 
 
 def test_resume_compares_recipes_and_not_where_made_policies_lie(tmp_path: Path) -> None:
@@ -147,9 +149,11 @@ def test_resume_compares_recipes_and_not_where_made_policies_lie(tmp_path: Path)
     create_run_folder(changed(config, "policies.a.model", "/cache/1"))
     create_run_folder(config, resume=True)
     other = changed(config, "policies.a.make.num_layers", 5)
-    assert "policies.a.make.num_layers: not what the run has; got 5; wanted 4" in refusal(other, resume=True)
+    assert "policies.a.make.num_layers: differs from the value in the run; got 5; wanted 4" in refusal(
+        other, resume=True
+    )
     given = changed(config_in(tmp_path), "policies.a", {"model": "/cache/1"})
-    assert "policies.a.make: not what the run has" in refusal(given, resume=True)
+    assert "policies.a.make: differs from the value in the run" in refusal(given, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -172,11 +176,11 @@ def test_resume_takes_new_values_of_everything_else(tmp_path: Path, dotted: str,
 @pytest.mark.parametrize(
     ("sync", "saved", "refused"),
     [
-        (False, {"a": [3, 6]}, "a has a checkpoint of step 6; got 5; wanted >= 6; cure: --run.steps 6 or more"),
-        (False, {"a": [3], "b": [10]}, "b has a checkpoint of step 10; got 5; wanted >= 10"),
+        (False, {"a": [3, 6]}, "a already has a checkpoint of step 6; got 5; wanted >= 6; cure: set --run.steps 6 "),
+        (False, {"a": [3], "b": [10]}, "b already has a checkpoint of step 10; got 5; wanted >= 10"),
         (False, {"a": [3, 5]}, ""),
         (False, {}, ""),
-        (True, {"a": [3, 6], "b": [3, 6]}, "a has a checkpoint of step 6; got 5; wanted >= 6"),
+        (True, {"a": [3, 6], "b": [3, 6]}, "a already has a checkpoint of step 6; got 5; wanted >= 6"),
         (True, {"a": [3, 6], "b": [3]}, ""),
         (True, {"a": [6], "b": [9]}, ""),
         (True, {"a": [6]}, ""),
@@ -197,7 +201,7 @@ def test_resume_refuses_an_end_before_the_step_that_it_goes_on_from(
         create_run_folder(config, resume=True)
         return
     line = refusal(config, resume=True)
-    assert f"{folder.path}: run.steps: the run is past that, " in line
+    assert f"{folder.path}: run.steps: " in line
     assert refused in line
     assert read_run_config(folder.path).run.steps == 99
 
@@ -207,8 +211,8 @@ def test_a_run_that_is_going_on_is_not_touched(tmp_path: Path) -> None:
     folder = create_run_folder(config_in(tmp_path))
     release = lock_run_folder(folder)
     for clean, resume in ((True, False), (False, True)):
-        assert "going on" in refusal(config_in(tmp_path), clean=clean, resume=resume)
-    with pytest.raises(RunFolderError, match="going on"):
+        assert "still running" in refusal(config_in(tmp_path), clean=clean, resume=resume)
+    with pytest.raises(RunFolderError, match="still running"):
         lock_run_folder(folder)
     release()
     create_run_folder(config_in(tmp_path), resume=True)
@@ -273,7 +277,7 @@ def test_a_run_that_begins_while_another_one_is_built_is_not_cleaned_away(
             write(path, value)
 
         monkeypatch.setattr(run_folder, "write_json", begin_first)
-        with pytest.raises(RunFolderError, match="going on"):
+        with pytest.raises(RunFolderError, match="still running"):
             create_run_folder(config, clean=True)
     assert read_run_config(run_folder.run_folder_of(config).path).run.steps == 7
 
@@ -283,7 +287,7 @@ def test_a_deleted_lock_lets_nobody_in(tmp_path: Path) -> None:
     folder = create_run_folder(config_in(tmp_path))
     release = lock_run_folder(folder)
     folder.lock.unlink()
-    with pytest.raises(RunFolderError, match="going on"):
+    with pytest.raises(RunFolderError, match="still running"):
         lock_run_folder(folder)
     release()
     lock_run_folder(folder)()
@@ -291,7 +295,7 @@ def test_a_deleted_lock_lets_nobody_in(tmp_path: Path) -> None:
 
 def test_too_little_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     """The free disk is checked before anything is written."""
-    assert "too little free disk" in refusal(config_in(tmp_path / "runs", min_free_mib=10**9))
+    assert "not enough free disk space" in refusal(config_in(tmp_path / "runs", min_free_mib=10**9))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -299,14 +303,14 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     """A file where the folder or its parent should be is one clear line."""
     (tmp_path / "r").write_text("x")
     assert "is a file" in refusal(config_in(tmp_path))
-    assert "a file stands where" in refusal(config_in(tmp_path / "r"))
+    assert "the path is a file, but" in refusal(config_in(tmp_path / "r"))
 
 
 def test_a_failed_creation_leaves_nothing_behind(tmp_path: Path) -> None:
     """When the folder cannot be put in place, neither it nor its parents remain."""
     parent = tmp_path / "new"
     config = config_in(parent / ("x" * 300))
-    assert "cannot be written" in refusal(config)
+    assert "cannot write to" in refusal(config)
     assert not parent.exists()
 
 
@@ -316,7 +320,7 @@ def test_a_failed_clean_keeps_the_earlier_run(tmp_path: Path) -> None:
     folder.metrics_jsonl.write_text("{}\n")
     blocker = tmp_path / f".r.old-{os.getpid()}"
     blocker.touch()
-    assert "cannot be written" in refusal(config_in(tmp_path), clean=True)
+    assert "cannot write to" in refusal(config_in(tmp_path), clean=True)
     assert folder.metrics_jsonl.exists()
     assert sorted(tmp_path.iterdir()) == [blocker, folder.path]
 
@@ -349,7 +353,7 @@ def test_a_clean_that_cannot_delete_everything_has_begun_a_run_all_the_same(tmp_
     with ExitStack() as closing, structlog.testing.capture_logs() as logs:
         folder = create_run_folder(config_in(tmp_path, steps=9), clean=True, closing=closing)
         assert read_run_config(folder.path).run.steps == 9
-        assert "going on" in refusal(config_in(tmp_path), clean=True)
+        assert "still running" in refusal(config_in(tmp_path), clean=True)
     assert ([line["left"] for line in logs], left.is_dir()) == ([str(left)], True)
 
 

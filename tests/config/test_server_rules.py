@@ -21,20 +21,28 @@ def check(rollout, **policy) -> None:
     ("rollout", "policy", "words"),
     [
         ({"server": {"dtype": "bfloat16"}}, {}, r"llama\.rollout\.server: the embedded engine has no server.*dtype"),
-        ({"engine": "vllm", "server": {"url": "http://h:1"}, "workers": 2}, {}, r"one server for several workers"),
+        (
+            {"engine": "vllm", "server": {"url": "http://h:1"}, "workers": 2},
+            {},
+            r"several workers cannot share one server",
+        ),
         (
             {"engine": "vllm", "server": {"url": "http://h:1", "options": ["--enforce-eager"]}},
             {},
-            r"llama\.rollout\.server\.options: .*does not start the server.*got \['--enforce-eager'\].*leave out url",
+            r"llama\.rollout\.server\.options: .*does not start the server.*got \['--enforce-eager'\].*remove url",
         ),
         ({"engine": "sglang", "server": {"url": "http://h:1", "python": "/p"}}, {}, r"server\.python: .*got '/p'"),
-        ({"engine": "vllm", "server": {"options": ["--port", "80"]}}, {}, r"not an option .*--port.*a free one"),
+        (
+            {"engine": "vllm", "server": {"options": ["--port", "80"]}},
+            {},
+            r"this option is not allowed.*--port.*a free port",
+        ),
         (
             {"engine": "vllm", "server": {"options": ["--port=80"]}},
             {},
-            r"server\.options: not an option to give",
+            r"server\.options: this option is not allowed",
         ),
-        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*> .* = 64"),
+        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"context_tokens.*at least .* = 64 plus"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
         (
@@ -42,7 +50,7 @@ def check(rollout, **policy) -> None:
             {"device": "cuda"},
             r"llama\.rollout\.weights: .*vllm on cuda",
         ),
-        ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"by its url"),
+        ({"engine": "sglang", "weights": "broadcast", "server": {"url": "http://h:1"}}, {}, r"given by url"),
         ({"engine": "sglang", "weights": "broadcast"}, {"device": "cuda"}, r"sglang on cuda"),
         ({"weights": "broadcast", "weights_in": "memory"}, {}, r"llama\.rollout\.weights_in: .*got 'memory'.*\"disk\""),
         ({"weights": "adapters"}, {}, r"llama\.rollout\.weights: .*no adapters.*llama\.learner\.lora"),
@@ -52,7 +60,7 @@ def check(rollout, **policy) -> None:
         (
             {"weights_in": "gpu", "engine": "vllm", "server": {"url": "http://h:1"}},
             {"device": "cuda"},
-            r"weights_in: .*for files, vllm on cuda by its url",
+            r"weights_in: .*for files, vllm on cuda given by url",
         ),
         (
             {"engine": "sglang", "weights": "adapters"},
@@ -62,7 +70,7 @@ def check(rollout, **policy) -> None:
         (
             {"engine": "vllm", "weights": "adapters", "server": {"url": "http://h:1"}},
             {"learner": {"lora": {}}},
-            r"llama\.rollout\.weights: .*adapters for vllm by its url",
+            r"llama\.rollout\.weights: .*adapters for vllm given by url",
         ),
     ],
 )
@@ -79,10 +87,10 @@ def test_tables_that_contradict_themselves_are_refused(rollout, policy, words):
         ("sglang", "cuda", "--dp", r"rollout\.workers"),
         ("vllm", "cuda", "-dp", r"rollout\.workers"),
         ("vllm", "cuda", "--max_model_len=64", r"context_tokens"),
-        ("vllm", "cuda", "--max-logprobs", "peers ask for 20"),
+        ("vllm", "cuda", "--max-logprobs", "peers ask for at most 20"),
         ("vllm", "cuda", "--logprobs-mode=raw_logprobs", "of the distribution that is sampled from"),
-        ("sglang", "cuda", "--preferred-sampling-params", "sampled otherwise than scored"),
-        ("sglang", "cuda", "--speculative-accept-threshold-acc=0.9", "sampled otherwise than scored"),
+        ("sglang", "cuda", "--preferred-sampling-params", "sampled and scored with different distributions"),
+        ("sglang", "cuda", "--speculative-accept-threshold-acc=0.9", "sampled and scored with different distributions"),
         ("vllm", "cpu", "--speculative-config.method=ngram", "on a CPU"),
         ("vllm", "cpu", "--spec-method", "on a CPU"),
         ("vllm", "cpu", "-sc", "on a CPU"),
@@ -112,9 +120,9 @@ def test_other_options_of_a_server_are_its_own(engine, device, options):
 @pytest.mark.parametrize(
     ("engine", "units", "refused"),
     [
-        ("vllm", ["gpu:0"], r"qwen\.rollout\.weights: asleep .*residency"),
+        ("vllm", ["gpu:0"], r"qwen\.rollout\.weights: a sleeping .*residency"),
         ("embedded", ["gpu:0"], None),
-        ("vllm", ["cpu:0"], r'= "sleep": no engine of this run can sleep.*wanted .*"stop" for engines on cores'),
+        ("vllm", ["cpu:0"], r'= "sleep": no engine of this run can sleep.*wanted .*"stop", for engines on CPUs'),
         ("embedded", [], r'residency = "sleep": no engine of this run can sleep'),
     ],
 )

@@ -55,13 +55,13 @@ def test_names_say_host_kind_and_devices() -> None:
     ],
 )
 def test_what_is_no_unit_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"allocation.units: not a unit"):
+    with pytest.raises(ConfigError, match=r"allocation.units: not a valid unit"):
         parse_units([name])
 
 
 @pytest.mark.parametrize("names", [["cpu:0", "cpu:0"], ["cpu:0-2", "cpu:2"], ["a/gpu:1", "a/gpu:0,1"]])
 def test_a_device_twice_is_refused(names: list[str]) -> None:
-    with pytest.raises(ConfigError, match="stands in two units"):
+    with pytest.raises(ConfigError, match="is in two units"):
         parse_units(names)
 
 
@@ -123,8 +123,8 @@ def test_a_good_configuration_passes() -> None:
 @pytest.mark.parametrize(
     ("units", "more", "what"),
     [
-        (["gpu:0", "gpu:1"], {}, "none on which an engine of p0 fits"),
-        (["cpu:0", "cpu:0"], {}, "stands in two units"),
+        (["gpu:0", "gpu:1"], {}, "no unit can run an engine of p0"),
+        (["cpu:0", "cpu:0"], {}, "is in two units"),
         (
             ["cpu:0", "n2/cpu:1"],
             {"unit_types": {"slow": ["cpu:1"]}},
@@ -133,41 +133,41 @@ def test_a_good_configuration_passes() -> None:
         (
             ["cpu:0", "cpu:1"],
             {"unit_types": {"slow": ["cpu:1"], "fast": ["cpu:1"]}},
-            "unit_types: cpu:1 stands twice; got 'slow, fast'",
+            "unit_types: cpu:1 has two types; got 'slow, fast'",
         ),
         (
             ["cpu:0", "cpu:1"],
             {"unit_types": {"slow": ["cpu:1"]}, "rollout": {"unit_types": ["slwo"]}},
-            "policies.p0.rollout.unit_types: no such type of unit; got 'slwo'; wanted one of slow; .*mean 'slow'",
+            "policies.p0.rollout.unit_types: unknown type of unit; got 'slwo'; wanted one of slow; .*mean 'slow'",
         ),
         (
             ["cpu:0", "cpu:1"],
             {"rollout": {"unit_types": ["slow"]}},
-            "no such type of unit; got 'slow'; wanted a name in allocation.unit_types, which has none",
+            "unknown type of unit; got 'slow'; wanted a name in allocation.unit_types, which is empty",
         ),
         (
             ["cpu:0", "cpu:1"],
             {"unit_types": {"none": []}, "rollout": {"unit_types": ["none"]}},
-            "none on which an engine of p0 fits.*of type none",
+            "no unit can run an engine of p0.*of type none",
         ),
         ([], {"unit_types": {"slow": ["cpu:1"]}}, "unit_types.slow: neither a unit nor a host with units"),
-        (["cpu:0", "cpu:1"], {"slots": 15}, "p0 could not hold one whole group"),
+        (["cpu:0", "cpu:1"], {"slots": 15}, "too few slots per unit for one whole group of p0"),
         (["cpu:0", "cpu:1"], {"ttl_s": 1.0}, "a lease would expire before it can be renewed"),
-        (["cpu:0", "cpu:1"], {"sync": True}, "a synchronous run keeps its workers"),
+        (["cpu:0", "cpu:1"], {"sync": True}, "a synchronous run cannot move its workers"),
         (
             ["cpu:0", "cpu:1"],
             {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
-            "p0.rollout.server.url: .*on no unit; got 'http://h:1'",
+            "p0.rollout.server.url: .*cannot use leased units; got 'http://h:1'",
         ),
         (
             ["gpu:0,1", "gpu:2"],
             {"devices": ("cuda", "cuda")},
-            "the embedded engine of p0 uses one GPU of a unit; got 'gpu:0,1'",
+            "the embedded engine of p0 uses only one GPU of a unit; got 'gpu:0,1'",
         ),
         (
             ["gpu:0,1", "gpu:2,3"],
             {"devices": ("cuda", "cuda"), "rollout": {"engine": "vllm", "gpus": 2}},
-            "p0.rollout.gpus: on leased units the unit says how many; got 2; cure: .*such as gpu:0,1",
+            "rollout.gpus: with leased units, the unit determines the number of GPUs; got 2; cure: .*such as gpu:0,1",
         ),
     ],
 )

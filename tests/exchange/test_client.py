@@ -391,7 +391,7 @@ def test_a_record_that_no_message_can_hold_is_left_out(network, pair, rollout):
     with capture_logs() as logs:
         worker.publish([too_large, largest, rollout("good"), too_large])
     told = [(line["bytes"] - line["most"], line["cure"]) for line in logs]
-    assert told == [(1, "a smaller rollout.group_size or rollout.max_new_tokens")]
+    assert told == [(1, "lower rollout.group_size or rollout.max_new_tokens")]
     assert max(len(body) for _, body in network.under_way) <= MAX_MESSAGE_BYTES
     network.run()
     assert worker.losses() == {"exchange/too_large": 2.0, "exchange/dropped": 0.0}
@@ -771,7 +771,10 @@ def test_a_daemon_that_stores_nothing_is_told_of_once(network, pair, outcome):
         failures[0] = ""
         network.pass_time(60)
     events = [entry["event"] for entry in logs]
-    assert (events.count("the exchange stores nothing"), events.count("the exchange stores again")) == (2, 2)
+    assert (events.count("the exchange cannot store records"), events.count("the exchange stores records again")) == (
+        2,
+        2,
+    )
     dropped = [entry["records"] for entry in logs if "dropped" in entry["event"]]
     assert 0 < len(dropped) <= worker.counts["dropped"].bit_length()
 

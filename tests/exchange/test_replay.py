@@ -149,7 +149,7 @@ def test_the_newest_are_taken_within_the_budget(tmp_path_factory, outcome, told,
     try:
         replay = Replay(folder / "old", NAMES)
         if not fitting:
-            with pytest.raises(RunFolderError, match="no record that can be replayed"):
+            with pytest.raises(RunFolderError, match="no records that can be replayed"):
                 take_over(store, store.contents(), replay, limits)
             return
         contents, replayed = take_over(store, store.contents(), replay, limits)
@@ -226,10 +226,10 @@ def damage_records(path):
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (damage_schema, r"another version of mrl; got 'schema 7'; wanted schema 1; cure: leave sharing\.replay out"),
-        (damage_records, r"no record that can be replayed; got '1 rows that are none of this version'"),
+        (damage_schema, r"another version of mrl; got 'schema 7'; wanted schema 1; cure: remove sharing\.replay"),
+        (damage_records, r"no records that can be replayed; got '1 unreadable rows'"),
         (lambda path: path.write_bytes(b"no database" * 999), r"the exchange's file cannot be used"),
-        (lambda path: path.unlink(), r"no file of an exchange"),
+        (lambda path: path.unlink(), r"no exchange file found"),
     ],
 )
 def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path, take, outcome, damage, told):
@@ -260,7 +260,7 @@ def test_a_full_disk_is_told_and_nothing_is_taken(tmp_path, take, outcome, monke
     write(tmp_path / "old", [outcome("o")])
     with monkeypatch.context() as patched:
         patched.setattr(replay_module.Store, "commit", lambda store, transaction: DISK_FULL)
-        with pytest.raises(RunFolderError, match=r"the replayed records are not stored \(disk_full\)"):
+        with pytest.raises(RunFolderError, match=r"the replayed records could not be stored \(disk_full\)"):
             take()
     contents, replayed = take()
     assert replayed.num_held == 1

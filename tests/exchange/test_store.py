@@ -388,7 +388,7 @@ def test_a_file_of_another_schema_is_refused_by_its_version(open_store):
     store.close()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
-    with pytest.raises(RunFolderError, match=r"another schema.*99.*1"):
+    with pytest.raises(RunFolderError, match=r"unsupported schema version.*99.*1"):
         open_store()
 
 

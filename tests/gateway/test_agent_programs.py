@@ -210,7 +210,7 @@ def test_the_check_starts_the_program_once(folder, words, program, refusal):
         ({"source": "agent", "command": ["a"], "dataset": "m:f"}, {}, "dataset = 'm:f'"),
         ({"source": "environment", "command": ["a"]}, {}, "source = 'environment'"),
         ({"source": "agent", "dataset": "command"}, {}, "no command"),
-        ({"source": "agent", "command": ["a"]}, {"sync": True}, "few programs play at a time"),
+        ({"source": "agent", "command": ["a"]}, {"sync": True}, "programs run only a few at a time"),
         ({"source": "agent"}, {}, "tasks.sums.dataset: missing"),
         ({"source": "agent", "command": []}, {}, "tasks.sums.dataset: missing"),
         ({"source": "agent", "command": "a"}, {}, "tasks.sums.command"),

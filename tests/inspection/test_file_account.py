@@ -67,7 +67,7 @@ def test_records_are_read_from_the_file_by_anybody(folder):
 
 def test_without_a_file_there_is_one_clear_line(tmp_path):
     """With the folder's name; the same for a file that is none of an exchange."""
-    with pytest.raises(RunFolderError, match="no file of an exchange"):
+    with pytest.raises(RunFolderError, match="no exchange file found"):
         list(read_records(tmp_path))
     (tmp_path / "exchange.sqlite").write_bytes(b"something else" * 100)
     with pytest.raises(RunFolderError, match="cannot be used"):

@@ -445,10 +445,10 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     assert told.endswith('learner.precision = "bfloat16" would need 400 MiB')
     told = cure(LearnerTable(processes=2), 100.0)
     assert "sharding" not in told, "which would change nothing"
-    assert "would still need 400 MiB; more ranks in shards" in told
+    assert "would still need 400 MiB; more sharded ranks" in told
     told = cure(LearnerTable(processes=3), 100.0)
     assert 'learner.sharding = "shard"' in told
-    assert "would still need 300 MiB; more ranks in shards" in told
+    assert "would still need 300 MiB; more sharded ranks" in told
     small = LearnerTable.model_validate(LEAST)
     assert cure(small, 100.0).startswith("more ranks")
 
@@ -465,8 +465,8 @@ def test_moments_go_where_there_is_room() -> None:
 
     assert cure("device", on_device=True) == 'learner.optimizer_memory = "host" would need 100 MiB'
     assert cure("host", on_device=False) == 'learner.optimizer_memory = "device" would need 100 MiB'
-    assert cure("host", on_device=True).startswith("more ranks")
-    assert cure("device", on_device=False).startswith("more ranks")
+    assert cure("host", on_device=True).startswith("more sharded ranks")
+    assert cure("device", on_device=False).startswith("more sharded ranks")
 
 
 def test_all_cures_are_those_that_are_left() -> None:
@@ -477,7 +477,7 @@ def test_all_cures_are_those_that_are_left() -> None:
         'learner.sharding = "shard", learner.optimizer_memory = "host", '
         'learner.activation_offload = true, learner.optimizer_dtype = "bfloat16", '
         'learner.parameter_dtype = "bfloat16", '
-        "more ranks in shards (learner.processes), or adapters alone (learner.lora)"
+        "more sharded ranks (learner.processes), or training only adapters (learner.lora)"
     )
     adapters = LearnerTable.model_validate({"precision": "bfloat16", "lora": {}})
     assert "parameter_dtype" not in all_cures(adapters, on_device=True), "their folder may be in float32"

@@ -156,8 +156,9 @@ def test_checkpoints_outlive_the_loss_of_those_of_a_peer(together: RunConfig, tm
     with pytest.raises(RunFolderError) as caught:
         learner_role._start(together, folder, WORLD, store, policy)
     assert str(caught.value) == (
-        f"{folder.checkpoints('b')}: all checkpoints of b are gone, which had come to step 10; cure: put one back, "
-        "or begin all policies anew, which step together: --resume --policy-from-start a --policy-from-start b"
+        f"{folder.checkpoints('b')}: all checkpoints of b are missing; the newest one was of step 10; "
+        "cure: restore one, or start all policies from scratch, because they step together: "
+        "--resume --policy-from-start a --policy-from-start b"
     )
     assert (folder.checkpoints("a") / "step_10").is_dir()
     assert (folder.lives("a").saved_step, folder.lives("a").begin(), folder.lives("b").begin()) == (10, 1, 1)

@@ -101,7 +101,10 @@ def test_a_role_without_a_key_says_how_to_make_one(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     create_keys(folder.keys, [QWEN])
     revoke_client_key(folder.keys, "worker/qwen")
-    with ExitStack() as closing, pytest.raises(RunFolderError, match=r"no key of worker/qwen.*make worker qwen"):
+    with (
+        ExitStack() as closing,
+        pytest.raises(RunFolderError, match=r"key of worker/qwen does not exist.*make worker qwen"),
+    ):
         wiring.link(folder, "exchange", identity="worker/qwen/0", on_message=lambda _: None, closing=closing)
 
 

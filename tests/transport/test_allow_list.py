@@ -80,7 +80,7 @@ def test_a_list_that_is_gone_or_damaged_changes_nothing(keys, public):
 def test_entries_are_checked(keys, entry):
     """Anything but a well-formed list is refused whole, with the file's name and one line."""
     (keys.folder / "allowed.json").write_text(json.dumps({"schema": 1, "keys": [entry]}))
-    with pytest.raises(RunFolderError, match=r"allowed\.json: damaged allow-list") as caught:
+    with pytest.raises(RunFolderError, match=r"allowed\.json: the allow-list is damaged") as caught:
         read_entries(keys.folder)
     assert "\n" not in str(caught.value)
 

@@ -38,11 +38,11 @@ def test_the_grant_of_a_client_covers_it(client):
 @pytest.mark.parametrize(
     ("role", "policy", "words"),
     [
-        ("king", "", "no such role.*'king'.*learner"),
+        ("king", "", "unknown role.*'king'.*learner"),
         ("learner", "", "needs a policy"),
         ("worker", "a/rank1", "needs a policy.*'a/rank1'"),
         ("worker", "Qwen", "needs a policy"),
-        ("exchange", "qwen", "serves no single policy.*'qwen'"),
+        ("exchange", "qwen", "takes no policy.*'qwen'"),
     ],
 )
 def test_a_grant_that_cannot_be_is_refused(role, policy, words):

@@ -55,7 +55,7 @@ def test_only_the_owner_can_read_keys(keys):
 def test_a_file_that_others_can_open_is_refused(keys, name, mode):
     """A secret that others could read is none, a list that others could write keeps nobody out."""
     (keys.folder / name).chmod(mode)
-    with pytest.raises(RunFolderError, match=rf"{name}: open to other users.*0{mode:o}.*chmod 600"):
+    with pytest.raises(RunFolderError, match=rf"{name}: the file is accessible to other users.*0{mode:o}.*chmod 600"):
         load_keys(keys.folder), load_client_keys(keys.folder, QWEN), read_entries(keys.folder)
 
 
@@ -115,14 +115,14 @@ def test_a_key_is_revoked_and_made_again(keys):
 
 def test_mistakes_with_names_are_one_clear_line(keys):
     """A name that is taken, one that is unknown, one that is revoked already."""
-    with pytest.raises(ConfigError, match=r"there is a key of this name.*'worker/qwen'.*revoke worker/qwen"):
+    with pytest.raises(ConfigError, match=r"a key of this name already exists.*'worker/qwen'.*revoke worker/qwen"):
         make_client_key(keys.folder, QWEN)
-    with pytest.raises(ConfigError, match=r"there is no such key.*'worker/wen'.*wanted .*worker/qwen"):
+    with pytest.raises(ConfigError, match=r"no such key.*'worker/wen'.*wanted .*worker/qwen"):
         revoke_client_key(keys.folder, "worker/wen")
     revoke_client_key(keys.folder, "worker/qwen")
-    with pytest.raises(ConfigError, match=r"revoked already.*'worker/qwen'"):
+    with pytest.raises(ConfigError, match=r"already revoked.*'worker/qwen'"):
         revoke_client_key(keys.folder, "worker/qwen")
-    with pytest.raises(RunFolderError, match=r"no key of worker/qwen, or it was revoked.*make worker qwen"):
+    with pytest.raises(RunFolderError, match=r"the key of worker/qwen does not exist or was revoked.*make worker qwen"):
         load_client_keys(keys.folder, QWEN)
 
 
@@ -133,7 +133,7 @@ def test_a_missing_or_damaged_key_is_one_clear_line(tmp_path, keys):
     with pytest.raises(RunFolderError, match=r"worker\.qwen\.json.*mrl train"):
         load_client_keys(tmp_path / "nowhere", QWEN)
     (keys.folder / "server.json").write_bytes(b"short")
-    with pytest.raises(RunFolderError, match=r"server\.json: damaged key; got '5 bytes'"):
+    with pytest.raises(RunFolderError, match=r"server\.json: the key file is damaged; got '5 bytes'"):
         load_keys(keys.folder)
 
 

@@ -146,7 +146,7 @@ def test_a_port_that_nobody_listens_at_any_more_is_noticed(make_server, until, m
     monkeypatch.setattr(TcpProxy, "_take", fail)
     with socket.create_connection(("127.0.0.1", server._front.port)):
         until(lambda: server._front.failure is not None)
-    with pytest.raises(RoleFailed, match=r"nobody listens at tcp://127\.0\.0\.1:\d+ any more") as failed:
+    with pytest.raises(RoleFailed, match=r"the listener at tcp://127\.0\.0\.1:\d+ has stopped") as failed:
         server.receive(0.0)
     assert isinstance(failed.value.__cause__, KeyError)
 

@@ -14,24 +14,25 @@ def check_agent_tables(config: RunConfig) -> None:
 
 
 def _check_command(task: str, table: TaskTable) -> None:
-    what = f"tasks.{task}.command: a program that is the agent of a task"
+    spot = f"tasks.{task}.command"
     if table.command and table.source != "agent":
         cure = f'tasks.{task}.source = "agent"'
-        raise ConfigError(what, got=f"source = {table.source!r}", wanted="that of agents", cure=cure)
+        what = f'{spot}: requires source = "agent"'
+        raise ConfigError(what, got=f"source = {table.source!r}", cure=cure)
     if table.command and table.dataset != COMMAND:
-        cure = f"leave tasks.{task}.dataset out, or the command"
-        raise ConfigError(what, got=f"dataset = {table.dataset!r}", wanted="one of the two", cure=cure)
+        cure = f"remove tasks.{task}.dataset or {spot}"
+        raise ConfigError(f"{spot}: cannot be combined with a dataset", got=f"dataset = {table.dataset!r}", cure=cure)
     if table.source == "agent" and table.dataset == COMMAND and not table.command:
-        cure = f'tasks.{task}.command = ["python", "my_agent.py"]'
-        raise ConfigError(what, got="no command", wanted="a program and its words", cure=cure)
+        cure = f'for example {spot} = ["python", "my_agent.py"]'
+        raise ConfigError(f"{spot}: missing", got="no command", wanted="a program with its arguments", cure=cure)
 
 
 def _refuse_in_sync(task: str, table: TaskTable) -> None:
     """Raise ConfigError: a synchronous run samples nothing before all episodes are begun."""
-    come = "few programs play at a time" if table.command else "agents from outside come when they will"
+    why = "programs run only a few at a time" if table.command else "agents from outside connect at any time"
     raise ConfigError(
-        f"run.sync: {come}",
+        f"run.sync: a synchronous run starts all episodes at once, but {why}",
         got=f"tasks.{task}.command" if table.command else f'tasks.{task}.dataset = "outside"',
-        wanted="a function that the run starts itself",
-        cure="--run.sync false",
+        wanted="a function, which the run starts itself",
+        cure="set --run.sync false",
     )

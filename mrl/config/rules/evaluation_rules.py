@@ -16,10 +16,10 @@ def check_draws(samples: int, ks: Sequence[int], *, key: str) -> None:
     for k in ks:
         if not 1 <= k <= samples:
             raise ConfigError(
-                f"{key}: pass@k draws k of the answers to a prompt",
-                got=f"k = {k}, and {samples} answer{'s' * (samples != 1)}",
-                wanted=f"1 to {samples}",
-                cure="more samples, or a lower k",
+                f"{key}: pass@k needs at least k answers to each prompt",
+                got=f"k = {k} with {samples} answer{'s' * (samples != 1)}",
+                wanted=f"k from 1 to {samples}",
+                cure="raise samples, or lower k",
             )
 
 
@@ -27,4 +27,4 @@ def greedy_note(temperature: float | None, samples: int) -> str:
     """Return a warning about several greedy answers, which are all the same; empty where there is none to give."""
     if temperature != 0 or samples == 1:
         return ""
-    return f"temperature 0 gives the same answer {samples} times: pass@k is pass@1, and {samples} times the work"
+    return f"temperature 0 gives the same answer {samples} times: pass@k equals pass@1, for {samples} times the work"

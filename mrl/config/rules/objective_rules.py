@@ -47,7 +47,7 @@ def _faults(policy: PolicyTable) -> Iterator[Fault]:
     if _drops_uniform(objective) and policy.rollout.group_size == 1:
         yield Fault(
             "drop_uniform_groups",
-            "a group of one answer is always uniform, and nothing would be trained on",
+            "a group of one answer is always uniform, so nothing would be trained on",
             got=f"{objective.method} with rollout.group_size = 1",
             wanted="rollout.group_size >= 2",
         )
@@ -57,18 +57,18 @@ def _foreign(objective: ObjectiveTable) -> Iterator[Fault]:
     for key in FOREIGN.get(objective.method, ()):
         value = getattr(objective, key)
         if value is not None:
-            yield Fault(key, f"the method {objective.method} has none", value, cure="leave it out")
+            yield Fault(key, f"the method {objective.method} does not use this key", value, cure="remove this key")
 
 
 def _correction(objective: ObjectiveTable) -> Iterator[Fault]:
     correction = objective.correction
     if correction.lower > correction.upper:
-        yield Fault("correction.lower", "above upper", correction.lower, wanted=f"<= {correction.upper:g}")
+        yield Fault("correction.lower", "above correction.upper", correction.lower, wanted=f"<= {correction.upper:g}")
     for key in sorted(correction.model_fields_set):
         value = getattr(correction, key)
         if objective.method in UNCORRECTED and value != "off":
-            what = f"the method {objective.method} has no correction, for its ratio is to the sampler"
-            yield Fault(f"correction.{key}", what, value, cure="leave it out")
+            what = f"the method {objective.method} needs no correction: its ratio is relative to the sampling policy"
+            yield Fault(f"correction.{key}", what, value, cure="remove this key")
         elif correction.level == "off" and key != "level":
             yield _unused(f"correction.{key}", value, 'a correction.level other than "off"')
 
@@ -90,7 +90,10 @@ def _overlong(policy: PolicyTable) -> Iterator[Fault]:
     buffer, limit = policy.objective.overlong_buffer_tokens, policy.rollout.max_new_tokens
     if buffer > limit:
         yield Fault(
-            "overlong_buffer_tokens", "longer than any answer", buffer, wanted=f"<= rollout.max_new_tokens = {limit}"
+            "overlong_buffer_tokens",
+            "longer than the longest answer",
+            buffer,
+            wanted=f"<= rollout.max_new_tokens = {limit}",
         )
 
 
@@ -105,4 +108,4 @@ def _is_divided(objective: ObjectiveTable) -> bool:
 
 
 def _unused(key: str, got: object, wanted: str) -> Fault:
-    return Fault(key, "not in use", got, wanted=wanted, cure="set that, or leave this key out")
+    return Fault(key, "has no effect", got, wanted=wanted, cure=f"set {wanted}, or remove this key")

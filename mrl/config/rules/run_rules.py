@@ -55,9 +55,9 @@ def _check_trackers(config: RunConfig) -> None:
             find_plugin(TRACKER, tracker.kind, TRACKER_NAMES, where=f"trackers.{place}.kind")
         if tracker.samples and not config.run.rollouts_mib:
             raise ConfigError(
-                f"trackers.{place}.samples: they come from the answers that the run keeps, and it keeps none",
+                f"trackers.{place}.samples: samples come from kept answers, but run.rollouts_mib = 0 keeps none",
                 got=tracker.samples,
-                cure=f"--run.rollouts_mib 64, or leave trackers.{place}.samples out",
+                cure=f"set --run.rollouts_mib 64, or remove trackers.{place}.samples",
             )
 
 
@@ -68,15 +68,15 @@ def _check_serving(config: RunConfig) -> None:
     """
     if config.gateway.serve and config.run.sync:
         raise ConfigError(
-            "gateway.serve: a synchronous run samples its own batches alone",
+            "gateway.serve: a synchronous run cannot answer other requests",
             got="run.sync = true",
-            cure="--run.sync false, or --gateway.serve false and `mrl export` of its checkpoint",
+            cure="set --run.sync false; or set --gateway.serve false, and `mrl export` a checkpoint",
         )
     if config.gateway.kept_versions and not config.gateway.serve:
         raise ConfigError(
-            "gateway.kept_versions: nothing is served outside of episodes",
+            "gateway.kept_versions: requires gateway.serve",
             got=f"{config.gateway.kept_versions}, with gateway.serve = false",
-            cure="--gateway.serve true",
+            cure="set --gateway.serve true",
         )
 
 
@@ -93,24 +93,24 @@ def _check_exchange(config: RunConfig) -> None:
     table = config.exchange
     if ":" in table.host:
         raise ConfigError(
-            "exchange.host: the links of a run are IPv4",
+            "exchange.host: not an IPv4 address or host name",
             got=table.host,
-            wanted='an IPv4 address of this host, a name that leads to one, or "0.0.0.0" for all of them',
-            cure="a port is not part of it: exchange.port" if table.host.count(":") == 1 else "",
+            wanted='an IPv4 address of this host, a name that resolves to one, or "0.0.0.0" for all of them',
+            cure="set the port in exchange.port" if table.host.count(":") == 1 else "",
         )
     for key in ("port", "metrics_port"):
         host = key.replace("port", "host")
         if getattr(table, key) and not getattr(table, host):
             raise ConfigError(
-                f"exchange.{key}: a port without an address",
+                f"exchange.{key}: a port without exchange.{host}",
                 got=getattr(table, key),
-                cure=f"--exchange.{host} 127.0.0.1, or leave exchange.{key} out",
+                cure=f"set --exchange.{host} 127.0.0.1, or remove exchange.{key}",
             )
     if table.metrics_host and table.port and table.port == table.metrics_port:
         raise ConfigError(
-            "exchange.metrics_port: the port of the exchange itself",
+            "exchange.metrics_port: already used as exchange.port",
             got=table.metrics_port,
-            wanted=f"another than {table.port}, or 0 for a free one",
+            wanted=f"a port other than {table.port}, or 0 for a free one",
         )
 
 
@@ -123,12 +123,12 @@ def _check_sleepers(config: RunConfig) -> None:
         raise ConfigError(
             'allocation.residency = "sleep": no engine of this run can sleep',
             got="no policy that learns with device = 'cuda' and leased units",
-            wanted='"stop" for engines on cores, and for runs without allocation.units',
+            wanted='"stop", for engines on CPUs and for runs without allocation.units',
         )
     for name, policy in config.policies.items():
         if policy.rollout.engine == "vllm" and policy.rollout.weights == "adapters" and may_sleep(config, name):
             raise ConfigError(
-                f"policies.{name}.rollout.weights: asleep this engine keeps no weights for adapters to lie on",
+                f"policies.{name}.rollout.weights: a sleeping vLLM engine discards the base weights that adapters need",
                 got="adapters for vllm on cuda, which sleeps",
                 wanted='allocation.residency = "stop", or weights = "files"',
             )
@@ -140,12 +140,12 @@ def _check_learning(config: RunConfig) -> None:
     With different steps saved, policies that step together could not go on together.
     """
     if not config.learning:
-        raise ConfigError("policies: all are frozen", wanted="one that learns")
+        raise ConfigError("policies: all policies are frozen", wanted="at least one policy that learns")
     for name in config.learning:
         warmup_steps = config.policies[name].learner.warmup_steps
         if warmup_steps >= config.run.steps:
             raise ConfigError(
-                f"policies.{name}.learner.warmup_steps: the run ends before its learning rate is reached",
+                f"policies.{name}.learner.warmup_steps: the run ends within the warm-up",
                 got=warmup_steps,
                 wanted=f"< run.steps = {config.run.steps}",
             )
@@ -153,7 +153,7 @@ def _check_learning(config: RunConfig) -> None:
     if config.run.sync and len(set(every.values())) > 1:
         name = list(every)[-1]
         raise ConfigError(
-            f"policies.{name}.learner.checkpoint_every: policies of a synchronous run save the same steps",
+            f"policies.{name}.learner.checkpoint_every: policies of a synchronous run must save the same steps",
             got=every[name],
             wanted=f"{every[config.learning[0]]} as for {config.learning[0]}",
         )
@@ -174,10 +174,10 @@ def _check_slots(config: RunConfig) -> None:
         least = policy.rollout.group_size * policy.rollout.workers
         if allocation.floor_slots < least:  # a worker starts a group only when its lease holds all of it
             raise ConfigError(
-                "allocation.floor_slots: a worker could not hold one whole group, and would never start one",
+                "allocation.floor_slots: too few for one whole group per worker, so no group would ever start",
                 got=allocation.floor_slots,
                 wanted=f">= {least} = group_size * workers of policies.{name}",
-                cure=f"--allocation.floor_slots {least}, or a smaller group_size",
+                cure=f"set --allocation.floor_slots {least}, or a smaller group_size",
             )
 
 
@@ -187,7 +187,7 @@ def _check_ttl(config: RunConfig) -> None:
         raise ConfigError(
             "allocation.weights: not a policy that learns",
             got=", ".join(strangers),
-            wanted=f"some of {', '.join(config.learning)}",
+            wanted=f"policies out of {', '.join(config.learning)}",
         )
     if allocation.ttl_s <= allocation.period_s:
         raise ConfigError(

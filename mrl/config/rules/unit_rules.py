@@ -19,7 +19,7 @@ def check_units(config: RunConfig) -> None:
         _check_types(config, name)
     if config.run.sync:
         raise ConfigError(
-            "allocation.units: a synchronous run keeps its workers where they are",
+            "allocation.units: a synchronous run cannot move its workers",
             got=table.units,
             wanted="no units, or run.sync = false",
         )
@@ -62,17 +62,17 @@ def _check_turns(config: RunConfig) -> None:
             continue
         if config.allocation.residency == "sleep" and policy.device == "cuda":
             raise ConfigError(
-                f'allocation.residency = "sleep": not with policies.{others[0]}.turns',
+                f'allocation.residency = "sleep": cannot be combined with policies.{others[0]}.turns',
                 got="sleep",
-                wanted='"stop": engines leave the device in any case when it is another\'s turn',
+                wanted='"stop", because engines leave the device anyway when it is another policy\'s turn',
             )
         if not policy.turns:
             embedded = f' with policies.{name}.rollout.engine = "embedded"' * policy.frozen
             raise ConfigError(
-                f"policies.{name}.turns: others have units of its device in turns",
+                f"policies.{name}.turns: other policies take turns on the same kind of device",
                 got="turns = false",
                 wanted=f"true, as policies.{others[0]}.turns",
-                cure=f"policies.{name}.turns = true{embedded}, or no turns where units of allocation.units are leased",
+                cure=f"set policies.{name}.turns = true{embedded}, or turns = false for all policies",
             )
 
 
@@ -82,9 +82,9 @@ def _check_types(config: RunConfig, name: str) -> None:
         if unit_type not in known:
             near = nearest(unit_type, known)
             raise ConfigError(
-                f"policies.{name}.rollout.unit_types: no such type of unit",
+                f"policies.{name}.rollout.unit_types: unknown type of unit",
                 got=unit_type,
-                wanted=f"one of {', '.join(known)}" if known else "a name in allocation.unit_types, which has none",
+                wanted=f"one of {', '.join(known)}" if known else "a name in allocation.unit_types, which is empty",
                 cure=f"did you mean {near!r}?" if near else "",
             )
 
@@ -94,23 +94,23 @@ def _check_policy(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None
     if not fitting_units(config, name):
         types = policy.rollout.unit_types
         raise ConfigError(
-            f"allocation.units: none on which an engine of {name} fits",
+            f"allocation.units: no unit can run an engine of {name}",
             got=table.units,
             wanted=f"a {KINDS[policy.device]} unit, for policies.{name}.device = {policy.device!r}"
             + f", of type {' or '.join(types)}" * bool(types),
         )
     if policy.rollout.server.url:
         raise ConfigError(
-            f"policies.{name}.rollout.server.url: a server that somebody else started is on no unit",
+            f"policies.{name}.rollout.server.url: a server that the run does not start cannot use leased units",
             got=policy.rollout.server.url,
-            wanted="no url: the worker on a unit starts its server there",
-            cure="or no allocation.units",
+            wanted="no url, so that the worker on a unit starts a server there",
+            cure="remove the url, or allocation.units",
         )
     _check_gpus(config, name, units)
     slots = table.slots // len(units)
     if slots < policy.rollout.group_size:
         raise ConfigError(
-            f"allocation.slots: an engine of {name} could not hold one whole group",
+            f"allocation.slots: too few slots per unit for one whole group of {name}",
             got=f"{table.slots} slots / {len(units)} units = {slots}",
             wanted=f"slots >= {policy.rollout.group_size * len(units)}, group_size * units",
         )
@@ -121,15 +121,15 @@ def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None:
     rollout, fitting = config.policies[name].rollout, fitting_units(config, name)
     if rollout.gpus > 1:
         raise ConfigError(
-            f"policies.{name}.rollout.gpus: on leased units the unit says how many",
+            f"policies.{name}.rollout.gpus: with leased units, the unit determines the number of GPUs",
             got=rollout.gpus,
-            cure=f"leave it out, and name units of {rollout.gpus} GPUs, such as gpu:"
+            cure=f"remove this key, and list units of {rollout.gpus} GPUs, such as gpu:"
             + ",".join(map(str, range(rollout.gpus))),
         )
     wide = [unit for unit in units if unit.kind == "gpu" and len(unit.devices) > 1 and unit.name in fitting]
     if wide and rollout.engine == "embedded":
         raise ConfigError(
-            f"allocation.units: the embedded engine of {name} uses one GPU of a unit",
+            f"allocation.units: the embedded engine of {name} uses only one GPU of a unit",
             got=wide[0].name,
             wanted="units of one GPU",
             cure=f"units of one GPU each, or policies.{name}.rollout.unit_types without this unit's type",

@@ -64,31 +64,31 @@ def test_processes_of_a_host_meet_in_its_own_folder(tmp_path: Path, monkeypatch:
 
 def test_turns_over_several_hosts_are_refused() -> None:
     hosts = (Host("h0"), Host("h1"))
-    with pytest.raises(ConfigError, match=r"devices are shared in turns within one host; got .*2 hosts"):
+    with pytest.raises(ConfigError, match=r"because policies take turns within one host; got .*2 hosts"):
         build_plan(config_of(a={"turns": True}), Path("/r"), hosts=hosts)
 
 
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"learner": {"hosts": 2, "processes": 2}}, r"policies\.a\.learner\.hosts: not with turns"),
+        ({"learner": {"hosts": 2, "processes": 2}}, r"policies\.a\.learner\.hosts: cannot be combined with turns"),
         (
             {"rollout": {"engine": "vllm", "server": {"url": "http://h:1"}}},
-            r"policies\.a\.rollout\.server\.url: not with turns",
+            r"policies\.a\.rollout\.server\.url: cannot be combined with turns",
         ),
         (
             {"rollout": {"engine": "vllm", "weights": "adapters"}, "learner": {"lora": {}}},
-            r"policies\.a\.rollout\.weights: not with turns = true; got .?adapters",
+            r"policies\.a\.rollout\.weights: cannot be combined with turns = true; got .?adapters",
         ),
         (
             {"device": "cuda", "rollout": {"engine": "sglang", "gpus": 2}, "learner": {"processes": 3}},
-            r"policies\.a\.rollout\.gpus: not with turns = true; got 2; wanted a divisor of learner\.processes = 3",
+            r"rollout\.gpus: cannot be combined with turns = true; got 2; wanted a divisor of learner\.processes = 3",
         ),
         (
             {"device": "cuda", "rollout": {"weights_in": "gpu"}},
-            r"rollout\.weights_in: not with turns = true; got .?gpu",
+            r"rollout\.weights_in: cannot be combined with turns = true; got .?gpu",
         ),
-        ({"rollout": {"weights": "broadcast"}}, r"policies\.a\.rollout\.weights: not with turns"),
+        ({"rollout": {"weights": "broadcast"}}, r"policies\.a\.rollout\.weights: cannot be combined with turns"),
     ],
 )
 def test_what_cannot_leave_a_device_is_refused(keys: dict[str, Any], words: str) -> None:
@@ -138,10 +138,10 @@ def test_engines_on_units_without_turns_share_them_with_nobody() -> None:
 def test_who_takes_no_turns_is_on_no_unit_of_those_who_do() -> None:
     """Not on units of the same kind. Nor does an engine sleep there."""
     mixed = on_units(["cpu:0", "gpu:0"], a={"turns": True}, b={}, c={"device": "cuda"})
-    told = r"policies\.b\.turns: others have units of its device in turns; .*; wanted true, as policies\.a\.turns"
+    told = r"b\.turns: other policies take turns on the same kind of device; .*; wanted true, as policies\.a\.turns"
     with pytest.raises(ConfigError, match=told):
         check_rules(mixed, where="test")
     check_rules(on_units(["cpu:0", "gpu:0"], a={"turns": True}, c={"device": "cuda"}), where="test")
     asleep = on_units(["gpu:0", "cpu:0"], "sleep", a={"turns": True}, b={"turns": True, "device": "cuda"})
-    with pytest.raises(ConfigError, match=r'residency = "sleep": not with policies\.b\.turns'):
+    with pytest.raises(ConfigError, match=r'residency = "sleep": cannot be combined with policies\.b\.turns'):
         check_rules(asleep, where="test")

@@ -160,7 +160,7 @@ def test_a_busy_port_of_the_exchange_s_pages_is_refused_unless_they_are_off() ->
             return config.model_copy(update={"exchange": config.exchange.model_copy(update=exchange)})
 
         with pytest.raises(
-            AddressError, match=rf"test: \[exchange\] 127.0.0.1:{port}: cannot listen: the port is busy"
+            AddressError, match=rf"test: \[exchange\] 127.0.0.1:{port}: cannot listen: the port is already in use"
         ):
             preflight(changed(metrics_port=port, metrics_host="127.0.0.1"), where="test")
         for fine in (changed(metrics_port=port, metrics_host=""), changed()):

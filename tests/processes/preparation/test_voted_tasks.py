@@ -70,7 +70,10 @@ def test_what_goes_by_rewards_before_the_vote_is_refused(tables, key):
         ({"reward_weights": {"right": 1.0}}, "tasks.trim.reward_weights"),
         ({"failed_reward": 1.0}, "tasks.trim.failed_reward"),
         ({"source": "environment", "dataset": "lookup"}, "tasks.trim.verifier: the environment gives the reward"),
-        ({"judge": {"url": "http://127.0.0.1:1/v1", "model": "m"}}, "tasks.trim.verifier: there is a judge"),
+        (
+            {"judge": {"url": "http://127.0.0.1:1/v1", "model": "m"}},
+            "tasks.trim.verifier: cannot be combined with a judge",
+        ),
     ],
 )
 def test_keys_of_other_verifiers_are_refused(task, what):

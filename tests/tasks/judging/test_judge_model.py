@@ -337,11 +337,14 @@ def config(**table: Any) -> RunConfig:
     ("table", "told"),
     [
         ({"judge": {"template": "Is it good?"}}, "tasks.t.judge.template: the judge would not see the answer"),
-        ({"judge": {"least": 10.0}}, "tasks.t.judge.least: no score is left; got 10.0; wanted < 10"),
+        ({"judge": {"least": 10.0}}, "tasks.t.judge.least: not below judge.most; got 10.0; wanted < 10"),
         ({"judge": {"score": "(x"}}, "tasks.t.judge.score: missing ), unterminated subpattern"),
-        ({"judge": {"score": "x"}}, "tasks.t.judge.score: 0 groups; got 'x'; wanted one, the score"),
-        ({"verifier": "m:f"}, "tasks.t.verifier: there is a judge; got 'm:f'"),
-        ({"evaluator": "m:f"}, "tasks.t.evaluator: there is a judge; got 'm:f'"),
+        (
+            {"judge": {"score": "x"}},
+            "tasks.t.judge.score: the expression has 0 groups; got 'x'; wanted one group, the score",
+        ),
+        ({"verifier": "m:f"}, "tasks.t.verifier: cannot be combined with a judge; got 'm:f'"),
+        ({"evaluator": "m:f"}, "tasks.t.evaluator: cannot be combined with a judge; got 'm:f'"),
         ({"judge": {"url": "h/v1"}}, "tasks.t.judge.url: not valid"),
         ({"judge": {"key_variable": "sk-123"}}, "tasks.t.judge.key_variable: not valid"),
     ],
