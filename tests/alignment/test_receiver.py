@@ -201,7 +201,7 @@ def test_wordpiece_is_refused(save_folder):
 @pytest.mark.parametrize(
     ("model", "decoder", "why"),
     [
-        (models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0), decoders.Metaspace(), "without byte fallback an unknown char"),
+        (models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0), decoders.Metaspace(), "without byte fallback an unk"),
         (models.Unigram([("<0x41>", 0.0)], byte_fallback=True), decoders.Metaspace(), "emits a special token wherever"),
         (models.WordLevel({"a": 0}, unk_token="a"), None, "an unknown word becomes one <unk>"),
         (models.BPE({"a": 0}, []), decoders.Fuse(), "decoder is not byte-level, and without byte fallback"),
