@@ -71,7 +71,7 @@ class ByteTable:
 
     def _index(self, token_ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if len(token_ids) and token_ids.min() < 0:
-            raise ValueError("token ids are not negative")
+            raise ValueError("token ids must not be negative")
         index: npt.NDArray[Any] = np.minimum(token_ids, len(self.pieces))
         return index
 

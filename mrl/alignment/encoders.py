@@ -95,10 +95,10 @@ def _check_added_ids(tokenizer: Tokenizer, file: TokenizerFile) -> None:
         given = tokenizer.token_to_id(token["content"])
         if given != token["id"]:
             raise TokenizerRefused(
-                f"the tokenizers library gives the added token {token['content']!r} another id than its file",
+                f"the tokenizers library gives the added token {token['content']!r} an id that differs from its file",
                 where=str(file.path),
                 got=f"id {token['id']} in the file, {'none' if given is None else f'id {given}'} from the library",
-                wanted="the same id: with another one prompts hold tokens that the model does not know",
+                wanted="the same id; otherwise prompts contain tokens that the model does not know",
                 cure="put the token into model.vocab under its id, or list added tokens with ids that follow the"
                 " vocabulary without a gap",
             )

@@ -110,7 +110,7 @@ def trace_texts(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) 
     few = min(FEW_TEXTS, len(offsets) - 1)
     num_apart = _num_apart(source, cut, words[: offsets[few]], offsets[: few + 1])
     if num_apart:  # most tokenizers without a floor show it at once, and cutting all words takes seconds
-        return NotMeasurable(f"{num_apart} of the first {few} texts are not cut as their words are alone")
+        return NotMeasurable(f"{num_apart} of the first {few} texts are not tokenized like their single words")
     alone = cut(source.words)
     later = [_after_anchor(row) for row in cut([f"{ANCHOR} {word}" for word in source.words])]
     for rows, fault in ((alone, "cannot be written exactly"), (later, "share a token with the word before them")):
@@ -123,7 +123,7 @@ def trace_texts(source: WordDistribution, cut: Cut, words: Ints, offsets: Ints) 
         for row, (a, b) in zip(whole, pairwise(traced.offsets.tolist()), strict=True)
     )
     if num_apart:
-        return NotMeasurable(f"{num_apart} of {len(whole)} texts are not cut as their words are alone")
+        return NotMeasurable(f"{num_apart} of {len(whole)} texts are not tokenized like their single words")
     return traced
 
 

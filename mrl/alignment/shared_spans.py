@@ -48,7 +48,7 @@ def align_batch(
     peer_ends, receiver_ends = _ends(peer_lengths), _ends(receiver_lengths)
     row_ends = peer_ends[peer_offsets]
     if not np.array_equal(row_ends, receiver_ends[receiver_offsets]):
-        raise ValueError("the two sides of a row differ in bytes")
+        raise ValueError("the two sides of a row have different bytes")
     has_no_bytes = row_ends[1:] == row_ends[:-1]
     if has_no_bytes.any() and (
         np.diff(peer_offsets)[has_no_bytes].any() or np.diff(receiver_offsets)[has_no_bytes].any()

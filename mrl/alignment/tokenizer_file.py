@@ -76,7 +76,7 @@ def read_tokenizer_file(folder: Path) -> TokenizerFile:
     content = _read_json(path)
     model = content.get("model") or {}
     if not isinstance(model, dict):
-        raise ModelFolderError("the tokenizer's model is no JSON object", where=str(path), got=type(model).__name__)
+        raise ModelFolderError("the tokenizer's model is not a JSON object", where=str(path), got=type(model).__name__)
     decoders = list(steps(content.get("decoder")))
     names = {step.get("type") for step in decoders}
     if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
@@ -92,12 +92,12 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        cure = "save the tokenizer in its fast form (save_pretrained)"
+        cure = "save the tokenizer in its fast form (save_pretrained), which writes tokenizer.json"
         raise ModelFolderError("cannot read the tokenizer", where=str(path), got=error.strerror, cure=cure) from error
     except ValueError as error:
-        raise ModelFolderError("the tokenizer is no valid JSON", where=str(path), got=str(error)) from error
+        raise ModelFolderError("the tokenizer is not valid JSON", where=str(path), got=str(error)) from error
     if not isinstance(content, dict):
-        raise ModelFolderError("the tokenizer is no JSON object", where=str(path), got=type(content).__name__)
+        raise ModelFolderError("the tokenizer is not a JSON object", where=str(path), got=type(content).__name__)
     return content
 
 
@@ -118,7 +118,7 @@ def _refused(path: Path, content: Mapping[str, Any], got: str) -> TokenizerRefus
         where=str(path),
         got=got,
         wanted="byte-level BPE, or metaspace BPE with byte fallback",
-        cure="use a model of another family, or sharing.regime = 'independent' without this policy",
+        cure="use a model of another family, or remove this policy",
     )
 
 

@@ -18,7 +18,9 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     """
     folder = path.parent if path.name == TOKENIZER_FILE else path
     if not folder.is_dir():
-        raise ModelFolderError("no tokenizer", where=str(path), wanted="a model folder, or the tokenizer.json of one")
+        raise ModelFolderError(
+            "the folder does not exist", where=str(path), wanted="a model folder, or its tokenizer.json"
+        )
     if not (folder / TOKENIZER_FILE).is_file():
         raise ModelFolderError(
             "tokenizer.json is missing",
@@ -34,7 +36,7 @@ def saving_command(folder: Path) -> str:
     trained from.
     """
     older = any((folder / name).is_file() for name in ("vocab.json", "tokenizer.model", "spiece.model", "vocab.txt"))
-    origin = str(folder) if older else "THE MODEL THAT IT WAS TRAINED FROM"
+    origin = str(folder) if older else "THE BASE MODEL"
     return (
         f'python -c "from transformers import AutoTokenizer as T; '
         f"T.from_pretrained('{origin}').save_pretrained('{folder}')\""
@@ -75,7 +77,7 @@ def _known(ids: tuple[int, ...], file: TokenizerFile, path: Path) -> tuple[int, 
     unknown = [index for index in ids if index not in known]
     if unknown:
         raise ModelFolderError(
-            "the EOS is no token of the tokenizer", where=str(path), got=unknown[0], wanted=f"an id of {file.path}"
+            "the EOS id is not an id of the tokenizer", where=str(path), got=unknown[0], wanted=f"an id of {file.path}"
         )
     return ids
 

@@ -80,7 +80,7 @@ class AttachedAdapters:
         known = factors.keys() if self._attached is None else self._attached.factors.keys()
         if tensors or factors.keys() != known:
             odd = sorted(tensors) or sorted(factors.keys() ^ known)
-            raise WeightsError(f"{folder}: not the adapters of this model: {odd[:5]}")
+            raise WeightsError(f"{folder}: adapters do not match this model: {odd[:5]}")
         as_read = digests({name: one for pair in factors.values() for name, one in pair.items()})
         held = {
             layer: tuple(Held(one, as_read[name], published[name]) for name, one in pair.items())
@@ -157,9 +157,11 @@ def _fitting(
 ) -> tuple[Tensor, Tensor]:
     """Return both factors on the device and in the number format of the weight. Raises WeightsError."""
     if weight_OI is None or second_OR is None or first_RI.ndim != 2 or second_OR.ndim != 2:
-        raise WeightsError(f"{where}: no adapter for {layer}")
+        raise WeightsError(f"{where}: incomplete adapter, or no such layer in this model: {layer}")
     wanted = (second_OR.shape[0], first_RI.shape[1])
     if first_RI.shape[0] != second_OR.shape[1] or tuple(weight_OI.shape) != wanted:
         got = f"{tuple(second_OR.shape)} and {tuple(first_RI.shape)}"
-        raise WeightsError(f"{where}: an adapter of {got} does not fit {layer}, which is {tuple(weight_OI.shape)}")
+        raise WeightsError(
+            f"{where}: adapter factors of shapes {got} do not fit {layer} of shape {tuple(weight_OI.shape)}"
+        )
     return first_RI.to(weight_OI), second_OR.to(weight_OI)

@@ -234,7 +234,7 @@ class ContinuousBatch:
         for row in ended:
             answer = self._answers[row]
             if answer.conversation and not answer.spans:  # else weights changed in mid-answer
-                assert answer.prompt_token_ids is not None, "it has begun"
+                assert answer.prompt_token_ids is not None, "an answer that ends has a prompt"
                 sampled = self._rows["tokens"][row, : self._rows["length"][row] - 1]
                 token_ids = np.concatenate([answer.prompt_token_ids, sampled])
                 self._kept.keep(answer.conversation, KeptRow(token_ids, self._cache.copied(row)))
@@ -245,7 +245,7 @@ class ContinuousBatch:
 
     def _sampled(self, row: int, reason: FinishReason) -> Generation:
         length = int(self._rows["length"][row])
-        assert self._version is not None, "nothing is handed in before there are weights"
+        assert self._version is not None, "no request is accepted before weights are loaded"
         tokens, logprobs = self._rows["tokens"][row, :length].copy(), self._rows["logprobs"][row, :length].copy()
         answer = self._answers[row]
         spans, experts = answer.spans_at(length, self._version), None
@@ -311,7 +311,7 @@ class ContinuousBatch:
                     self._kept.forget(name)
                 waiting.experts = read[row, -size:] if read is not None and size else None
                 waiting.epoch = self._epoch
-        assert wanted.prompt is not None, "read just now"
+        assert wanted.prompt is not None, "the forward has read this prompt"
         return wanted.prompt
 
     def _next_to_read(self, wanted: _Waiting) -> Iterator[_Waiting]:

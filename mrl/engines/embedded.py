@@ -39,8 +39,8 @@ from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, nccl_ver
 from mrl.models.tensor_file import Place, digests, read_folder
 from mrl.records.version import Version
 
-FEWER_ANSWERS = f"set answers_at_once of the policy's [rollout] table to fewer answers; {PLAN}"
-ELSEWHERE = f"a smaller model, another device, or fewer processes beside it; {PLAN}"
+FEWER_ANSWERS = f"lower rollout.answers_at_once of this policy; {PLAN}"
+ELSEWHERE = f"use a smaller model, another device, or fewer processes on this device; {PLAN}"
 
 
 log = structlog.get_logger()
@@ -131,12 +131,12 @@ class EmbeddedEngine:
                 self._take_over(str(folder), version, reads, arrive_on=device.type)
                 return
             except OSError as error:
-                log.warning("weights taken from files, not from the learner's GPU", reason=str(error))
+                log.warning("weights are read from files, not from the learner's GPU", reason=str(error))
         self._take_over(str(folder), version, lambda place: read_folder(folder, place, digests))
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """Serve adapters beside the weights of the model folder; else as `load`."""
-        with self._enough_memory("while adapters are read", ELSEWHERE):
+        with self._enough_memory("while reading adapters", ELSEWHERE):
             adapters = self._adapters.read(folder, digests)
         with self._between_forwards():
             began_s = time.monotonic()
@@ -159,7 +159,7 @@ class EmbeddedEngine:
         self, where: str, version: Version, read: Callable[[Place], dict[str, str]], *, arrive_on: str = "cpu"
     ) -> None:
         own = named_weights(self._model)
-        with self._enough_memory("while new weights are read beside the old ones", ELSEWHERE):
+        with self._enough_memory("while reading new weights beside the old ones", ELSEWHERE):
             fresh = {
                 name: self._spare[name] if name in self._spare else torch.empty_like(tensor)
                 for name, tensor in own.items()
@@ -263,7 +263,7 @@ class EmbeddedEngine:
 
     def resume(self) -> None:
         """Move the tensors back to the device and go on, with the same bits. Raises DeviceError."""
-        with self._between_forwards(), self._enough_memory("as its turn on the device began", ELSEWHERE):
+        with self._between_forwards(), self._enough_memory("while moving the engine back to the device", ELSEWHERE):
             self._off_device.come_back()
 
     def restart(self) -> None:
@@ -293,7 +293,7 @@ class EmbeddedEngine:
         self._batch = self._new_batch()
 
     def _new_batch(self) -> ContinuousBatch:
-        with self._enough_memory("for the answers that are sampled at once", FEWER_ANSWERS):
+        with self._enough_memory("while allocating the key-value cache", FEWER_ANSWERS):
             return ContinuousBatch(self._model, self._sampling, max_running=self._max_running, record=self._record)
 
     def _serve(self, version: Version) -> None:
@@ -332,20 +332,20 @@ class _Reading:
         """
         found = read(self._place)
         if missing := self._fresh.keys() - {self._own_names[name] for name in found}:
-            raise self._misfit(f"differing names {sorted(missing)[:5]}")
+            raise self._misfit(f"missing tensors {sorted(missing)[:5]}")
         for name, its_digest in found.items():
             if found.get(self._own_names[name], its_digest) != its_digest:
-                raise self._misfit(f"{name} and {self._own_names[name]} differ, and the model ties them")
+                raise self._misfit(f"{name} and {self._own_names[name]} are tied in the model, but their values differ")
         for name, tensor in self._staged.items():
             self._fresh[self._own_names[name]].copy_(tensor)
 
     def _place(self, name: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
         """Tensor to write into: that of `fresh` if device, type and layout fit, else one that is copied there later."""
         if name not in self._own_names:
-            raise self._misfit(f"differing names {[name]}")
+            raise self._misfit(f"unknown tensor {name}")
         tensor = self._fresh[self._own_names[name]]
         if list(tensor.shape) != shape:
-            raise self._misfit(f"{name} is {tuple(shape)}, wanted {tuple(tensor.shape)}")
+            raise self._misfit(f"{name} has shape {tuple(shape)}, wanted {tuple(tensor.shape)}")
         if tensor.device.type == self._arrive_on and tensor.dtype == dtype and tensor.is_contiguous():
             return tensor
         self.is_rounded |= tensor.dtype != dtype
@@ -353,4 +353,4 @@ class _Reading:
         return self._staged[name]
 
     def _misfit(self, why: str) -> WeightsError:
-        return WeightsError(f"{self._where}: weights do not fit: {why}")
+        return WeightsError(f"{self._where}: weights do not fit the model: {why}")

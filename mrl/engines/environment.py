@@ -27,7 +27,12 @@ def environment_folder(engine: str, device: str, *, recipes: Path = RECIPES) -> 
     constraints, recipe = recipes / f"{engine}-{device}.txt", recipes / f"{engine}.sh"
     if engine not in ENGINES or not constraints.is_file() or not recipe.is_file():
         known = ", ".join(sorted(path.stem for path in recipes.glob("*-[cg]pu.txt")))
-        raise EngineError("no recipe for this engine", where=str(recipes), got=f"{engine}-{device}", wanted=known)
+        raise EngineError(
+            "no installation recipe for this engine and device",
+            where=str(recipes),
+            got=f"{engine}-{device}",
+            wanted=known,
+        )
     digest = hashlib.sha256()
     for file in (constraints, recipe, *sorted((recipes / f"{engine}_{device}").glob("*.py"))):
         digest.update(_without_comments(file.read_text()) if file == constraints else file.read_bytes())
@@ -57,9 +62,11 @@ def engine_python(engine: str, *, device: str, configured: str = "") -> Path:
     if configured:
         python = Path(configured).expanduser()
         if python.is_dir():
-            what, wanted = f"server.python of {engine} is a folder", "its interpreter"
-            raise EngineError(what, got=str(python), wanted=wanted, cure=f'python = "{python / "bin" / "python"}"')
-        cure = "correct `python`, or leave it out: then it is the one that `mrl engine-env` makes"
+            what, wanted = f"server.python of {engine} is a folder", "the path of a Python interpreter"
+            raise EngineError(
+                what, got=str(python), wanted=wanted, cure=f'set server.python = "{python / "bin" / "python"}"'
+            )
+        cure = "correct server.python, or remove it to use the environment that `mrl engine-env` makes"
     else:
         kind = "cpu" if device == "cpu" else "gpu"
         python = environment_folder(engine, kind) / "bin" / "python"

@@ -18,7 +18,7 @@ OTHERWISE = {"sglang": ("gemma", "olmo3")}
 """Server -> families that the server computes otherwise: Gemma with the exact GELU; OLMo 3 was off by nats."""
 UNTIED = {"sglang": ("mixtral", "qwen2_moe", "qwen3_moe")}
 """Server -> families whose head the server keeps apart; where the folder ties it to the embedding, nothing fills it."""
-CURE = "another engine for this policy"
+CURE = "choose another rollout.engine for this policy"
 
 
 def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device: str, context_tokens: int) -> None:
@@ -27,22 +27,22 @@ def check_family(server: str, folder: Path, config: PreTrainedConfig, *, device:
     where, family = str(folder / "config.json"), config.model_type
     if family in WITHOUT_WINDOW[server] and window and window < context_tokens:
         raise EngineError(
-            f"{server} does not keep to the sliding window of {family} as transformers does",
+            f"{server} does not apply the sliding window of {family} as transformers does",
             where=where,
             got=f"sliding_window {window} and {context_tokens} tokens of context",
-            cure=f"server.context_tokens <= {window}, or {CURE}",
+            cure=f"set server.context_tokens <= {window}, or {CURE}",
         )
     if family in OTHERWISE.get(server, ()):
-        raise EngineError(f"{server} computes {family} otherwise than transformers", where=where, cure=CURE)
+        raise EngineError(f"{server} computes {family} differently from transformers", where=where, cure=CURE)
     if family in UNTIED.get(server, ()) and config.tie_word_embeddings:
         raise EngineError(
-            f"{server} does not tie the head of {family} to its embedding",
+            f"{server} does not tie the output head of {family} to the embedding",
             where=where,
             got="tie_word_embeddings true",
             cure=CURE,
         )
     if server == "sglang" and device == "cpu" and getattr(config, "attn_logit_softcapping", None):
-        raise EngineError(f"sglang on a CPU does not soft-cap the scores of {family}", where=where, cure=CURE)
+        raise EngineError(f"sglang on a CPU does not apply the attention soft cap of {family}", where=where, cure=CURE)
 
 
 def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, device: str, adapters: bool) -> None:
@@ -53,22 +53,22 @@ def check_learning(server: str, folder: Path, config: PreTrainedConfig, *, devic
     where = str(folder)
     if getattr(config, "kv_lora_rank", None):  # the products are no parameters, so a swap and digests pass over them
         raise EngineError(
-            f"{server} cannot be given new weights of latent attention: it computes with products of the old ones",
+            f"{server} cannot update the weights of latent attention: it keeps products of the old weights",
             where=where,
             got=f"{config.model_type}, kv_lora_rank {config.kv_lora_rank}",
             cure=CURE,
         )
     experts = [name for name in published_names(config) if ".experts." in name]
     if adapters and experts and device == "cpu":
-        what = f"{server} on a CPU has no kernel for experts of a model with adapters"
-        raise EngineError(what, where=where, got=config.model_type, cure=f'weights = "files", or {CURE}')
+        what = f"{server} on a CPU cannot serve adapters on a mixture of experts"
+        raise EngineError(what, where=where, got=config.model_type, cure=f'set rollout.weights = "files", or {CURE}')
     odd = sorted({*experts} - tensor_names(folder)) if experts and not adapters else []
     if odd:
         raise EngineError(
-            f"{server} cannot be given the weights of this mixture of experts by the names of its folder",
+            f"{server} cannot load the published experts: their names differ from those in the model folder",
             where=where,
-            got=f"{odd[0]}, which the folder does not have",
-            wanted="experts as transformers' save_pretrained writes them",
+            got=f"{odd[0]}, which is not in the folder",
+            wanted="expert tensors as transformers' save_pretrained writes them",
             cure=CURE,
         )
 
@@ -85,9 +85,9 @@ def check_parts(server: str, where: str, described: Any, gpus: int) -> None:
     fitting = [parts for parts in equal_parts(heads, cached) if not inner % parts]
     if gpus not in fitting:
         raise EngineError(
-            f"{server} cannot share out this model over the GPUs of one server",
+            f"{server} cannot split this model evenly over {gpus} GPUs",
             where=where,
             got=f"{gpus} GPUs for {heads} attention heads, {cached} key-value heads, intermediate_size {inner}",
             wanted=f"one of {', '.join(map(str, fitting))}",
-            cure="rollout.gpus, or on leased units as many GPUs in a unit",
+            cure="set rollout.gpus to one of these numbers, or on leased units use units with that many GPUs",
         )

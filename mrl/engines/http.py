@@ -77,11 +77,13 @@ class Http:
                             yield _decoded(route, said)
                     scanned = max(0, len(held) - 1)  # half of an event's end may have come
                     if len(held) > MAX_ANSWER_BYTES:
-                        raise HttpFailure(route, answer.status, f"an event of more than {MAX_ANSWER_BYTES} bytes")
+                        raise HttpFailure(
+                            route, answer.status, f"the server sent an event of more than {MAX_ANSWER_BYTES} bytes"
+                        )
         except (aiohttp.ClientError, OSError) as error:
             raise HttpFailure(route, 0, str(error) or type(error).__name__) from error
         if not is_done:
-            raise HttpFailure(route, 0, "the answer broke off")
+            raise HttpFailure(route, 0, "the response ended before its end marker")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -108,7 +110,7 @@ async def _bounded_text(route: str, answer: aiohttp.ClientResponse) -> str:
     async for part in answer.content.iter_chunked(1 << 16):
         data += part
         if len(data) > MAX_ANSWER_BYTES:
-            raise HttpFailure(route, answer.status, f"more than {MAX_ANSWER_BYTES} bytes")
+            raise HttpFailure(route, answer.status, f"the response has more than {MAX_ANSWER_BYTES} bytes")
     return data.decode("utf-8", errors="replace")
 
 
@@ -125,4 +127,4 @@ def _decoded(route: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise HttpFailure(route, 200, f"no JSON: {text}") from error
+        raise HttpFailure(route, 200, f"the response is not valid JSON: {text}") from error

@@ -104,7 +104,7 @@ class Segments:
         while answer.finish_reason is FinishReason.ABORT:
             await self._gate.wait()
             version = self._version
-            assert version is not None, "nothing is handed in before there are weights"
+            assert version is not None, "no request is accepted before weights are loaded"
             name = f"{request.request_id}/{index}/{answer.num_segments}"
             before, wanted = prompt + answer.token_ids.tolist(), answer.tokens_wanted
             sampling = answer.next_sampling()
@@ -153,7 +153,7 @@ class Segments:
                 except HttpFailure as failure:
                     if failure.status not in REFUSALS:
                         raise
-                    log.warning("text not scored", reason=str(failure))
+                    log.warning("text not scored: the server refused the request", reason=str(failure))
                     return None
         return scored
 
@@ -218,7 +218,7 @@ class Segments:
             except TimeoutError:
                 if loop.time() > deadline_s:
                     raise EngineLost(
-                        f"{len(self._calls)} answers were not given up within {self._drain_s:g} s"
+                        f"{len(self._calls)} answers were not aborted by the server within {self._drain_s:g} s"
                     ) from None
                 await self._dialect.abort_all(self._http)
 
@@ -262,12 +262,12 @@ class Segments:
     def _refused(self, failure: HttpFailure, num_tokens: int, max_new_tokens: int) -> EngineError:
         """Return EngineError, not EngineLost: a server that was started anew would refuse the same request."""
         return EngineError(
-            "the server refuses to sample an answer",
+            "the server refused to sample an answer",
             where=f"{self._dialect.name} at {self._http.base_url}",
             got=str(failure),
-            wanted=f"an answer of {max_new_tokens} tokens behind {num_tokens}",
-            cure="raise server.context_tokens, or set max_new_tokens or tasks.X.max_prompt_chars lower, if it is the "
-            "length; else what the server says",
+            wanted=f"an answer of {max_new_tokens} tokens after {num_tokens} tokens",
+            cure="if the length is the reason, raise server.context_tokens, or lower max_new_tokens or "
+            "tasks.X.max_prompt_chars; otherwise follow the server's message",
         )
 
     def _check_remembered(self) -> None:
@@ -275,15 +275,21 @@ class Segments:
         oldest, tokens_before = next(iter(self._calls.items()), ("", self.generated_tokens))
         tokens_since = self.generated_tokens - tokens_before
         if tokens_since > PATIENCE * self._most_calls * self._sampling.max_new_tokens:
-            raise EngineLost(f"the server has forgotten {oldest}: {tokens_since} tokens of others came since")
+            raise EngineLost(
+                f"the server no longer answers request {oldest}: it sent {tokens_since} tokens of later requests"
+            )
 
     def _check(self, segment: Segment, version: Version) -> None:
         if any(label != self._reported for label in segment.labels):
-            raise EngineLost(f"the server says weights {segment.labels}, wanted {self._reported!r} (version {version})")
+            raise EngineLost(
+                f"the server reports weights {segment.labels}, wanted {self._reported!r} (version {version})"
+            )
         if len(segment.token_ids) != len(segment.logprobs):
-            raise EngineLost(f"{len(segment.token_ids)} tokens came with {len(segment.logprobs)} log-probabilities")
+            raise EngineLost(
+                f"the server sent {len(segment.token_ids)} tokens with {len(segment.logprobs)} log-probabilities"
+            )
         if not are_logprobs(segment.logprobs):
-            raise EngineLost("a sampled token came with something that is no log-probability")
+            raise EngineLost("the server sent an invalid log-probability for a sampled token")
 
 
 class _Answer:
@@ -359,7 +365,7 @@ def append_span(versions: list[VersionSpan], num_tokens: int, version: Version) 
 
 
 def _too_long(num_tokens: int, max_new_tokens: int) -> EngineError:
-    got = f"{num_tokens} tokens before it, {max_new_tokens} to sample"
+    got = f"{num_tokens} tokens before the answer, {max_new_tokens} to sample"
     return EngineError("an answer exceeds the server's context", got=got, cure="raise server.context_tokens")
 
 

@@ -67,7 +67,7 @@ class ServerEngine:
 
         Raises EngineError, with the last lines of the server's log, when the server does not come up.
         """
-        assert (launch is None) == bool(url), "a child or a URL"
+        assert (launch is None) == bool(url), "either `launch` or `url` is given"
         self._dialect, self._sampling, self._launch, self._log = dialect, sampling, launch, log
         self._url, self._bounds = url, bounds
         self._loop = asyncio.new_event_loop()
@@ -290,7 +290,7 @@ class ServerEngine:
         except EngineError as error:
             if not request.may_be_refused:
                 raise
-            log.warning("request refused", reason=str(error))
+            log.warning("the server refused a request", reason=str(error))
             return Finished(request.request_id, index, NOTHING)
 
     def _grow(self, grown: Grown) -> None:
@@ -325,7 +325,7 @@ class ServerEngine:
             if updating or not self._tasks or self._usage.generated_tokens != tokens:
                 tokens, moved_s = self._usage.generated_tokens, clock()
             if clock() - moved_s > self._bounds.stall_s:
-                self._lose(f"answers are in flight and no token came for {self._bounds.stall_s:g} s")
+                self._lose(f"no token came for {self._bounds.stall_s:g} s while answers are in flight")
 
     def _lose_by(self, error: BaseException | None) -> None:
         if error is not None:

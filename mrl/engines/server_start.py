@@ -66,7 +66,7 @@ async def check_answers(dialect: Dialect, http: Http, sampling: Sampling) -> Non
     Raises EngineError; HttpFailure for failures that may pass.
     """
     where = f"{dialect.name} at {http.base_url}"
-    cure = "use a version that is known to work, or correct server.url or the engine's name"
+    cure = "use a supported version, or correct server.url or rollout.engine"
     try:
         await dialect.probe(http)
         if sampling.tells_experts:
@@ -75,20 +75,20 @@ async def check_answers(dialect: Dialect, http: Http, sampling: Sampling) -> Non
         if not 0 < failure.status < 500:
             raise
         raise EngineError(
-            "it refuses what such a server answers", where=where, got=str(failure), cure=cure
+            f"the server refused a request that {dialect.name} answers", where=where, got=str(failure), cure=cure
         ) from failure
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
-        raise EngineError("its answers are not those of such a server", where=where, got=got, cure=cure) from error
+        raise EngineError(f"the server does not answer like {dialect.name}", where=where, got=got, cure=cure) from error
 
 
 async def _check_experts(dialect: Dialect, http: Http, sampling: Sampling, where: str) -> None:
     said = await dialect.generate(http, [0, 0], sampling, max_new_tokens=1, seed=0, request_id="check")
     if said.experts is None:
         raise EngineError(
-            "the server does not say which experts its tokens went to",
+            "the server does not report the experts of its tokens",
             where=where,
-            cure="start it with --enable-return-routed-experts, or leave learner.router_replay out",
+            cure="start the server with --enable-return-routed-experts, or remove learner.router_replay",
         )
 
 
@@ -97,11 +97,11 @@ def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineErro
     text, got, where = process.text(), process.tail(), f"{dialect.name}, log {process.log}"
     what, cure = f"the server ended with code {code}", "the last lines of its log say why"
     if cause := [line.strip() for line in text.splitlines() if NO_MEMORY.search(line)]:
-        what, got, cure = f"{what}, for want of memory", cause[-1], f"change {dialect.less_memory}"
+        what, got, cure = f"{what}: out of memory", cause[-1], dialect.less_memory
     elif code in KILLED and ENDS_ITSELF not in text.lower():
-        what = f"the server was killed (code {code}), most likely by the kernel for want of memory"
-        cure = f"change {dialect.less_memory}"
-    return EngineError(what, where=where, got=got, wanted="a server that lives", cure=cure)
+        what = f"the server was killed (code {code}), most likely by the kernel because memory ran out"
+        cure = dialect.less_memory
+    return EngineError(what, where=where, got=got, wanted="a running server", cure=cure)
 
 
 def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:
@@ -110,15 +110,17 @@ def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:
     code, text = process.exit_code(), process.text()
     lines = [line for line in text.splitlines() if port and IN_USE in line.lower()]
     if any(code is not None or str(port) in line for line in lines):
-        cure = "start again: another port is chosen"
-        raise PortTaken(f"port {port} was taken by somebody else", where=dialect.name, got=lines[-1], cure=cure)
+        cure = "start again: another port will be chosen"
+        raise PortTaken(f"port {port} was taken by another process", where=dialect.name, got=lines[-1], cure=cure)
     if code is not None:
         raise why_ended(dialect, process, code)
 
 
 def _too_slow(dialect: Dialect, http: Http, process: ServerProcess | None, start_s: float) -> EngineError:
-    what = f"no server at {http.base_url} took requests within {start_s:g} s"
+    what = f"no server at {http.base_url} accepted requests within {start_s:g} s"
     if process is None:
-        return EngineError(what, where=dialect.name, cure="start it, or leave `url` out: mrl starts its own")
-    where, cure = f"{dialect.name}, log {process.log}", "raise server.start_s if it was still loading"
-    return EngineError(what, where=where, got=process.tail(), wanted="a server that starts", cure=cure)
+        return EngineError(
+            what, where=dialect.name, cure="start the server, or remove server.url so that mrl starts one"
+        )
+    where, cure = f"{dialect.name}, log {process.log}", "if the server was still loading, raise server.start_s"
+    return EngineError(what, where=where, got=process.tail(), wanted="a server that accepts requests", cure=cure)

@@ -55,8 +55,8 @@ class SGLang:
     name = "sglang"
     has_port = True
     less_memory = (
-        "a smaller model, or its cache: rollout.answers_at_once times server.context_tokens on a CPU, "
-        'on a GPU server.options = ["--mem-fraction-static", "0.8"] or another share'
+        "use a smaller model, or a smaller cache: on a CPU lower rollout.answers_at_once or server.context_tokens, "
+        'on a GPU change server.options = ["--mem-fraction-static", "0.8"]'
     )
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class SGLang:
         self._hashes_bytes = can_hash and "/weights_checker" in self._routes
         if hides_temperature([await _lead_nats(http, one) for one in PROBED_TEMPERATURES]):
             what = "the server's log-probabilities are not those of the sampling distribution"
-            raise EngineError(what, where=http.base_url, cure="start it without SGLANG_RETURN_ORIGINAL_LOGPROB")
+            raise EngineError(what, where=http.base_url, cure="start the server without SGLANG_RETURN_ORIGINAL_LOGPROB")
 
     async def generate(
         self,
@@ -175,12 +175,12 @@ class SGLang:
             await _load_when_idle(http, body)
         except HttpFailure as failure:
             if NOT_BEGUN in failure.text:
-                raise WeightsError(f"{folder}: SGLang does not take these weights: {failure}") from failure
+                raise WeightsError(f"{folder}: SGLang cannot load these weights: {failure}") from failure
             raise
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
         """See Dialect. Raises EngineError: without an accelerator SGLang 0.5.23 does not start with adapters."""
-        what, cure = "SGLang takes whole weights alone", 'weights = "files"'
+        what, cure = "SGLang accepts full weights only", 'set rollout.weights = "files"'
         raise EngineError(what, where="rollout.weights", got="adapters", cure=cure)
 
     async def broadcast_seats(self, http: Http) -> Seats:
@@ -219,7 +219,7 @@ class SGLang:
     ) -> list[TokenScore] | None:
         """See Dialect. SGLang scores prompts at temperature 1 alone."""
         if temperature != 1.0:
-            what, cure = "SGLang scores given texts at temperature 1 alone", "temperature = 1.0, or the embedded engine"
+            what, cure = "SGLang scores given texts only at temperature 1", "set it to 1.0, or use the embedded engine"
             raise EngineError(what, where="rollout.temperature", got=temperature, wanted="1.0", cure=cure)
         told = {"top_logprobs_num": num_likeliest} if num_likeliest else {}
         meta = (await _ask(http, token_ids, {"max_new_tokens": 0}, logprob_start_len=0, **told))["meta_info"]
@@ -272,7 +272,7 @@ class SGLang:
     def _need(self, http: Http, *routes: str) -> None:
         for route in routes:
             if route not in self._routes:
-                where, cure = f"sglang at {http.base_url}", "SGLang 0.5.23 or newer"
+                where, cure = f"sglang at {http.base_url}", "use SGLang 0.5.23 or newer"
                 raise EngineError(f"the server has no route {route}", where=where, cure=cure)
 
 

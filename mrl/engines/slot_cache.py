@@ -70,7 +70,7 @@ class SlotLayer(DynamicLayer):
 
     def copied(self, row: int, columns: slice) -> tuple[Tensor, Tensor]:
         """Copies of the [heads, T, head_dim] keys and values of a row in use."""
-        assert self.keys is not None is not self.values, "a row in use has some"
+        assert self.keys is not None is not self.values, "a row in use has keys and values"
         return self.keys[row, :, columns].clone(), self.values[row, :, columns].clone()
 
     def copy_row(self, source: int, target: int) -> None:
@@ -180,7 +180,7 @@ class SlotCache(Cache):
         self._starts = np.zeros(max_rows, dtype=np.int64)
         kinds = [type(layer) for layer in DynamicCache(config=config).layers]
         if strange := sorted({kind.__name__ for kind in kinds} - KINDS):
-            raise EngineError(f"the embedded engine cannot sample from a {config.model_type}: its cache has {strange}")
+            raise EngineError(f"the embedded engine does not support {config.model_type}: its cache has {strange}")
         self._slots = [SlotLayer(self._window) for _ in kinds]
         super().__init__(layers=[*self._slots])
 

@@ -44,7 +44,9 @@ def check_same_tensors(folder: Path, like: Path) -> None:
         unread = _unread(like, lacking)
         wanted = {name: shape for name, shape in wanted.items() if name not in unread}
     if names := sorted(found.keys() ^ wanted.keys()):
-        raise WeightsError(f"{folder}: not the tensors that the engine serves, {names[:5]} are in one of the two only")
+        raise WeightsError(
+            f"{folder}: the tensors differ from those that the engine serves: only one side has {names[:5]}"
+        )
     for name, shape in wanted.items():
         if found[name] != shape:
             raise WeightsError(f"{folder}: {name} has shape {found[name]}, the engine serves {shape}")
@@ -66,7 +68,7 @@ def digests_held(folder: Path, sums: Mapping[str, str], dtype: str) -> dict[str,
     with ExitStack() as stack:
         files = _open(stack, folder)
         if not files:
-            raise WeightsError(f"{folder}: has no tensors to compare with")
+            raise WeightsError(f"{folder}: no tensors to compare with")
         for served in sums:
             for part in [served] if served in files else _parts(served, files):
                 if part in files:

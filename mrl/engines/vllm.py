@@ -63,8 +63,9 @@ class VLLM:
     name = "vllm"
     has_port = False
     less_memory = (
-        "a smaller model, server.context_tokens, or its cache: on a CPU VLLM_CPU_KVCACHE_SPACE (GiB, 1 unless set) "
-        'in the environment, on a GPU server.options = ["--gpu-memory-utilization", "0.8"] or another share'
+        "use a smaller model, lower server.context_tokens, or change the size of the cache: on a CPU "
+        "VLLM_CPU_KVCACHE_SPACE in the environment (GiB, default 1), on a GPU "
+        'server.options = ["--gpu-memory-utilization", "0.8"]'
     )
 
     def __init__(self) -> None:
@@ -110,12 +111,14 @@ class VLLM:
     async def probe(self, http: Http) -> None:
         """See Dialect. Somebody else's server may lack control routes: methods that need them raise EngineError."""
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
-        self._need(http, GENERATE, "/metrics", cure="vLLM 0.32 or newer, started with --enable-scale-out --tokens-only")
+        self._need(http, GENERATE, "/metrics", cure="start vLLM 0.32 or newer with --enable-scale-out --tokens-only")
         if "/resume" in self._routes:  # an earlier process of this worker may have left somebody else's server paused
             await http.post("/resume")
         if hides_temperature([await lead_nats(http, temperature=one) for one in PROBED_TEMPERATURES]):
             what = "the server's log-probabilities are not those of the sampling distribution"
-            raise EngineError(what, where=f"vllm at {http.base_url}", cure="--logprobs-mode processed_logprobs")
+            raise EngineError(
+                what, where=f"vllm at {http.base_url}", cure="start the server with --logprobs-mode processed_logprobs"
+            )
         self._swaps_tensors = "/collective_rpc" in self._routes and await has_extension(http)
         if "/get_world_size" in self._routes:
             self._num_workers, self._num_copies = await count_workers(http)
@@ -170,7 +173,7 @@ class VLLM:
         """Read one answer. `num_places` is the number of places whose experts come before those of its own tokens."""
         choice = answer["choices"][0]
         if choice["finish_reason"] not in reasons:
-            raise HttpFailure(GENERATE, 200, f"finish reason {choice['finish_reason']!r}")
+            raise HttpFailure(GENERATE, 200, f"unknown finish reason {choice['finish_reason']!r}")
         logprobs = [sampled["logprob"] for sampled in choice["logprobs"]["content"]] if choice["logprobs"] else []
         reason, labels, token_ids = reasons[choice["finish_reason"]], self._labels(choice), choice["token_ids"] or []
         experts = read_experts(choice.get("routed_experts"), num_places + len(token_ids), _array_of)
@@ -197,8 +200,8 @@ class VLLM:
         """See Dialect."""
         self._need(http, "/collective_rpc", "/reset_prefix_cache", "/get_world_size")
         if self._num_copies > 1:
-            what = "vLLM says of its first copy of the model alone whether it takes new weights"
-            cure = "rollout.workers instead of data parallelism"
+            what = "with data parallelism vLLM confirms new weights only for its first copy of the model"
+            cure = "use rollout.workers instead of data parallelism"
             raise EngineError(what, got=f"{self._num_copies} copies", cure=cure)
         if self._swaps_tensors:
             if self._prepared != folder:
@@ -215,7 +218,12 @@ class VLLM:
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
         """See Dialect. Each load has a new name: with one name for all, vLLM would read the files in every step."""
-        self._need(http, *ADAPTER_ROUTES, "/reset_prefix_cache", cure="start it able to take adapters at any time")
+        self._need(
+            http,
+            *ADAPTER_ROUTES,
+            "/reset_prefix_cache",
+            cure="start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and VLLM_SERVER_DEV_MODE=1",
+        )
         before, self._num_loads = self._adapters, self._num_loads + 1
         name = f"{label}-{self._num_loads}"
         await http.post(ADAPTER_ROUTES[0], {"lora_name": name, "lora_path": str(folder)}, within_s=None)
@@ -228,13 +236,13 @@ class VLLM:
         if "/update_weight_version" in self._routes:
             await http.post("/update_weight_version", {"new_version": label})
         if not (await http.post_json("/reset_prefix_cache"))["success"]:
-            raise HttpFailure("/reset_prefix_cache", 200, "prefixes of the old weights stay in the cache")
+            raise HttpFailure("/reset_prefix_cache", 200, "the prefix cache still holds prefixes of the old weights")
 
     async def broadcast_seats(self, http: Http) -> Seats:
         """See Dialect. One seat, for the worker, which checks all weights before it serves any of them."""
         if not self._swaps_tensors or self._num_workers * self._num_copies > 1:
-            what = "this vLLM takes weights in files alone"
-            raise EngineError(what, where="rollout.weights", cure='weights = "files"')
+            what = "this vLLM server accepts weights only as files"
+            raise EngineError(what, where="rollout.weights", cure='set rollout.weights = "files"')
         return Seats(1)
 
     async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
@@ -263,8 +271,8 @@ class VLLM:
     ) -> list[TokenScore] | None:
         """See Dialect."""
         if temperature != 1.0:
-            what = "vLLM scores given texts at temperature 1 only"
-            cure = "temperature 1, or the embedded engine, for a policy that scores for its peers"
+            what = "vLLM scores given texts only at temperature 1"
+            cure = "for a policy that scores for its peers, set rollout.temperature = 1.0 or use the embedded engine"
             raise EngineError(what, got=temperature, wanted="1.0", cure=cure)
         adapters = self._adapters[0] if self._adapters else ""
         answer = await ask(http, token_ids, adapters=adapters, max_tokens=1, prompt_logprobs=num_likeliest)
@@ -326,15 +334,15 @@ class VLLM:
 
     async def sleep(self, http: Http) -> None:
         """See Dialect."""
-        self._need(http, "/sleep", cure="--enable-sleep-mode")
+        self._need(http, "/sleep", cure="start the server with --enable-sleep-mode")
         await http.post("/sleep", level="2", mode="abort")
 
     async def wake(self, http: Http) -> None:
         """See Dialect."""
-        self._need(http, "/wake_up", cure="--enable-sleep-mode")
+        self._need(http, "/wake_up", cure="start the server with --enable-sleep-mode")
         await http.post("/wake_up")
 
-    def _need(self, http: Http, *routes: str, cure: str = "start it with VLLM_SERVER_DEV_MODE=1") -> None:
+    def _need(self, http: Http, *routes: str, cure: str = "start the server with VLLM_SERVER_DEV_MODE=1") -> None:
         for route in routes:
             if route not in self._routes:
                 raise EngineError(f"the server has no route {route}", where=f"vllm at {http.base_url}", cure=cure)

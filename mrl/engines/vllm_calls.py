@@ -94,8 +94,10 @@ def check_taken(where: str, answers: Sequence[Any], *, taken: object, num_worker
         return
     if len(refused) == len(answers) == num_workers:
         raise WeightsError(f"{where}: vLLM cannot serve these weights: {refused[0]}")
-    why = f", as {refused[0]}" if refused else ""
-    raise EngineLost(f"{where}: of {num_workers} workers {num_taken} took the weights, {len(refused)} refused{why}")
+    why = f": {refused[0]}" if refused else ""
+    raise EngineLost(
+        f"{where}: {num_taken} of {num_workers} workers loaded the weights, {len(refused)} refused them{why}"
+    )
 
 
 def seat_of(incoming: IncomingTensors) -> str:

@@ -17,7 +17,7 @@ from mrl.transport.endpoints import HOST
 
 SOCKET = "http"
 """Name of the server's socket file in the private folder."""
-OTHER_ENGINE = "another engine for this policy"
+OTHER_ENGINE = "choose another rollout.engine for this policy"
 INSIDE = Path(__file__).parent / "inside"
 CPU_CACHE = "VLLM_CPU_KVCACHE_SPACE"
 READ_AT_ONCE = 4096
@@ -44,7 +44,7 @@ def command(launch: Launch) -> list[str]:
     words += ["--enable-scale-out", "--tokens-only", "--skip-tokenizer-init", "--disable-uvicorn-access-log"]
     if _sees_images(launch.model_folder):
         if launch.device == "cpu":
-            what, cure = "vLLM's environment for CPUs lacks torchvision, which models of images need", OTHER_ENGINE
+            what, cure = "vLLM's environment for CPUs lacks torchvision, which image models need", OTHER_ENGINE
             raise EngineError(what, where=str(launch.model_folder / "config.json"), got=config.model_type, cure=cure)
         words += ["--language-model-only"]  # the part that prepares images needs a tokenizer, and would end the server
     if launch.adapters is not None:
@@ -63,7 +63,7 @@ def command(launch: Launch) -> list[str]:
         words += ["--enable-sleep-mode"] if launch.may_sleep else []
     if launch.tells_experts:
         if launch.device == "cpu":  # 0.32: "AuxOutput Connector requires Model Runner V2", which "requires Triton"
-            what, cure = "vLLM on a CPU does not say which experts tokens went to", OTHER_ENGINE
+            what, cure = "vLLM on a CPU does not report the experts of its tokens", OTHER_ENGINE
             raise EngineError(what, where="learner.router_replay", cure=cure)
         words += ["--enable-return-routed-experts"]
     if launch.gpus > 1:
@@ -100,7 +100,7 @@ def cpu_cache_gib() -> int:
     """Size of the key-value cache on a CPU in GiB: what the environment says, or 1. Raises ConfigError."""
     told = os.environ.get(CPU_CACHE, "1")
     if not told.isdecimal():
-        raise ConfigError(f"{CPU_CACHE} in the environment: not valid", got=told, wanted="a whole number of GiB")
+        raise ConfigError(f"invalid environment variable {CPU_CACHE}", got=told, wanted="a whole number of GiB")
     return int(told)
 
 
@@ -114,7 +114,10 @@ def _rank_of(rank: int) -> int:
     """Return the lowest rank among those that vLLM knows that has room for `rank`. Raises EngineError."""
     if rank > ADAPTER_RANKS[-1]:
         raise EngineError(
-            "vLLM takes no adapters of this rank", where="learner.lora.rank", got=rank, wanted=f"<= {ADAPTER_RANKS[-1]}"
+            "vLLM does not support adapters of this rank",
+            where="learner.lora.rank",
+            got=rank,
+            wanted=f"<= {ADAPTER_RANKS[-1]}",
         )
     return next(known for known in ADAPTER_RANKS if known >= rank)
 
@@ -128,4 +131,6 @@ def _check_head_size(model_folder: Path, config: PreTrainedConfig) -> None:
     if size not in CPU_HEAD_SIZES:
         wanted = "one of " + ", ".join(map(str, CPU_HEAD_SIZES))
         where, cure = str(model_folder / "config.json"), OTHER_ENGINE
-        raise EngineError("vLLM on a CPU lacks this head_dim", where=where, got=size, wanted=wanted, cure=cure)
+        raise EngineError(
+            "vLLM on a CPU does not support this head_dim", where=where, got=size, wanted=wanted, cure=cure
+        )

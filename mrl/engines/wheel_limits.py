@@ -50,19 +50,21 @@ def lacks(engine: str, machine: Machine) -> list[str]:
     lines = []
     if machine.driver is not None and machine.driver < DRIVER:
         lines.append(
-            f"{engine} on GPUs: driver {machine.driver}; wanted >= {DRIVER}, for wheels of CUDA 13; cure: a newer "
-            "driver, or server.python of an environment that was built for this one"
+            f"{engine} on GPUs: driver {machine.driver}; wanted >= {DRIVER}, for wheels of CUDA 13; cure: install a "
+            "newer driver, or set server.python to an environment that was built for this driver"
         )
     if machine.glibc is not None and machine.glibc < GLIBC[engine]:
         got, wanted = (".".join(map(str, version)) for version in (machine.glibc, GLIBC[engine]))
-        lines.append(f"{engine} on GPUs: glibc {got}; wanted >= {wanted}; cure: a newer system, or a container of one")
+        lines.append(
+            f"{engine} on GPUs: glibc {got}; wanted >= {wanted}; cure: use a newer system, or a container with one"
+        )
     if not machine.has_python:
         wanted = ".".join(map(str, PYTHON))
-        cure = f"install python{wanted}, or name it: PYTHON=... mrl engine-env {engine}"
-        lines.append(f"{engine} on GPUs: no Python {wanted}, which its environment is made with; cure: {cure}")
+        cure = f"install python{wanted}, or name its path: PYTHON=... mrl engine-env {engine}"
+        lines.append(f"{engine} on GPUs: no Python {wanted}, which its environment needs; cure: {cure}")
     if machine.driver is not None and not machine.can_compile:
         lines.append(
-            f"{engine} on GPUs: no C++ compiler (c++, or CXX), or no Python.h, by which it compiles when it starts; "
-            f"cure: g++, and python{PYTHON[0]}.{PYTHON[1]}-dev for a Python of the distribution"
+            f"{engine} on GPUs: no C++ compiler (c++, or CXX), or no Python.h, needed to compile kernels at its start; "
+            f"cure: install g++, and python{PYTHON[0]}.{PYTHON[1]}-dev for a Python of the distribution"
         )
     return lines

@@ -152,7 +152,7 @@ def chat_sign(folder: Path, source: str = "") -> str:
         return f"{opening[0]} opens a turn and {end} ends an answer"
     name = f"{source} {folder.name}".lower()
     if any(f"{word}{after}" in f"{name} " for word in CHAT_NAMES for after in (" ", "-")):
-        return f"its name is {source or folder.name}"
+        return f"the model is called {source or folder.name}"
     return ""
 
 
@@ -168,11 +168,11 @@ def plain_text(content: str | Sequence[tuple[str, str]], *, where: str, prefill:
     if isinstance(content, str):
         return content + "\n" + prefill
     raise ModelFolderError(
-        "a prompt is a conversation, and the model has no chat template",
+        "a prompt is a conversation, but the model has no chat template",
         where=where,
         got=f"{len(content)} messages",
         wanted=f"{FILE}, or chat_template in {CONFIG}",
-        cure="put the template of the model there, or give prompts of one user message",
+        cure="add the model's template there, or use prompts of one user message",
     )
 
 
@@ -182,13 +182,13 @@ def refused(folder: Path, error: Exception, prompt: PromptTable = AS_IT_IS) -> M
     file = "prompt.chat_template" if prompt.chat_template else file
     has_lines = isinstance(error, jinja2.TemplateSyntaxError) and not file.endswith(CONFIG)
     line = f":{error.lineno}" if has_lines and isinstance(error, jinja2.TemplateSyntaxError) else ""
-    kind = "is not valid" if isinstance(error, jinja2.TemplateSyntaxError) else "refuses a prompt"
+    kind = "is not valid" if isinstance(error, jinja2.TemplateSyntaxError) else "cannot render a prompt"
     return ModelFolderError(
         f"the chat template {kind}",
         where=f"{file}{line}",
         got=" ".join(str(error).split()) or type(error).__name__,
         wanted="a template that renders a conversation that ends with a user's message",
-        cure="mend the template" if prompt.chat_template else "fetch the file anew, or mend it",
+        cure="fix the template" if prompt.chat_template else "download the file again, or fix it",
     )
 
 

@@ -44,15 +44,15 @@ def _check_compiler() -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler as error:
         raise ConfigError(
-            "learner.compile: there is no compiler of C++",
-            wanted="g++, or another one named by the environment's CXX",
-            cure="install one (apt install g++), or learner.compile = false",
+            "learner.compile: no C++ compiler found",
+            wanted="g++, or another compiler named by CXX in the environment",
+            cure="install one (apt install g++), or set learner.compile = false",
         ) from error
     header = Path(sysconfig.get_path("include"), "Python.h")
     # inductor and triton compile modules of Python. Where its headers lack, torch only warns, and fails in a step.
     if sys.platform == "linux" and not header.exists():
         raise ConfigError(
-            "learner.compile: the headers of Python are not there",
+            "learner.compile: the Python headers are missing",
             wanted=str(header),
-            cure="install them (apt install python3-dev), or learner.compile = false",
+            cure="install them (apt install python3-dev), or set learner.compile = false",
         )

@@ -20,7 +20,7 @@ from mrl.errors import DeviceError
 TOLD = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|ALLOC_FAILED", re.IGNORECASE)
 """Words of torch on a CPU, and of CUDA's libraries, for a lack of memory that has no error class."""
 MAX_SHOWN_CHARS = 160
-PLAN = "`mrl check CONFIG` shows what each process needs"
+PLAN = "`mrl check CONFIG` shows the memory that each process needs"
 LARGE_BYTES, MAPPED_BYTES = 2 << 20, 32 << 20
 """Tensors from LARGE_BYTES on are locked where they begin with a page, as in large pages they do. Tensors from
 MAPPED_BYTES on are always locked: malloc maps each of them apart."""
@@ -35,7 +35,7 @@ def check_device(device: str) -> None:
     """Raises DeviceError unless torch can compute on `device`, "cpu" or "cuda" with or without a number."""
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         what = "torch sees no GPU" if torch.backends.cuda.is_built() else "this torch was built without CUDA"
-        cure = 'device = "cpu", or make the GPU visible to a torch with CUDA'
+        cure = 'set device = "cpu", or make the GPU visible to a torch built with CUDA'
         raise DeviceError(what, got=device, wanted="a GPU", cure=cure)
 
 
@@ -72,7 +72,7 @@ class OffDevice:
 
     def leave(self, tensors: Iterable[Tensor]) -> None:
         """Copy the tensors to main memory, and free theirs. Only once before `come_back`."""
-        assert not self._away, "they are away"
+        assert not self._away, "the tensors are away already"
         local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
         found = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in local)}
         # On a CPU, memory that others own, such as numpy's, stays; on a GPU torch would say that it cannot be freed.
@@ -158,7 +158,7 @@ def lock_pages(tensors: Sequence[Tensor], *, holder: object) -> None:
         return
     with suppress(RuntimeError):  # CUDA reports the failure once more to the next kernel, and then forgets it
         torch.zeros((), device="cuda").add_(1)
-    log.warning("main memory cannot be locked: copies to a GPU take longer", tensors=len(own_pages) - len(locked))
+    log.warning("cannot lock main memory: copies to the GPU will be slower", tensors=len(own_pages) - len(locked))
 
 
 def _unlock(tensors: list[Tensor]) -> None:

@@ -16,7 +16,7 @@ from mrl.errors import ModelFolderError
 from mrl.models.device_memory import PLAN, check_device, enough_memory, lacks_memory
 from mrl.models.parameters import named_weights, parts_of
 
-CURE = "mrl policies make CONFIG builds the policies of a configuration that have a recipe"
+CURE = "`mrl policies make CONFIG` builds policies that have a recipe; download others again"
 
 
 def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -27,7 +27,9 @@ def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch
     """
     check_folder(folder)
     check_device(device)
-    with enough_memory("while a model is loaded", where=str(folder), cure=f"a smaller model or more memory; {PLAN}"):
+    with enough_memory(
+        "while loading the model", where=str(folder), cure=f"use a smaller model or more memory; {PLAN}"
+    ):
         model = _loaded(folder, dtype)
         torch.nn.Module.to(model, device)
         return model.eval()
@@ -49,9 +51,9 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         raise ModelFolderError(
             "the model folder lacks weights",
             where=str(folder),
-            got=f"nothing for {', '.join(sorted(loading['missing_keys'])[:3])}",
+            got=f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}",
             wanted="weights for every layer that config.json names",
-            cure="fetch the folder anew, or mend its config.json",
+            cure="download the folder again, or fix its config.json",
         )
     model.__dict__.pop("_weight_conversions", None)  # weights are published by names that ranks without the folder know
     _leave_file(model)
@@ -82,7 +84,7 @@ def policy_without_values(folder: Path) -> PreTrainedModel:
                 config, dtype=torch.float32, trust_remote_code=False
             )
     except (OSError, ValueError, KeyError) as error:
-        raise _unusable("the model cannot be made", folder, error) from error
+        raise _unusable("the model cannot be built", folder, error) from error
     model.tie_weights()
     return model.eval()
 
@@ -114,12 +116,12 @@ def check_folder(folder: Path) -> None:
     """Raises ModelFolderError unless `folder` is a folder with a config.json, weights and a tokenizer."""
     where = str(folder)
     if not folder.is_dir():
-        raise ModelFolderError("model folder is missing", where=where, wanted="a Hugging Face folder", cure=CURE)
+        raise ModelFolderError("the model folder is missing", where=where, wanted="a Hugging Face folder", cure=CURE)
     if not any(folder.glob("*.safetensors")):
-        raise ModelFolderError("model folder has no weights", where=where, wanted="*.safetensors", cure=CURE)
+        raise ModelFolderError("the model folder has no weights", where=where, wanted="*.safetensors", cure=CURE)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ModelFolderError("model folder is incomplete", where=where, wanted=name, cure=CURE)
+            raise ModelFolderError("the model folder is incomplete", where=where, wanted=name, cure=CURE)
 
 
 def _unusable(what: str, folder: Path, error: Exception) -> ModelFolderError:

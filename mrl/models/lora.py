@@ -37,13 +37,13 @@ def add_adapters(model: nn.Module, table: LoraTable, *, seed: int) -> None:
         from peft import inject_adapter_in_model
     except ImportError:
         raise MissingError(
-            "the package peft is not there", where="learner.lora", cure="pip install 'mrl[lora]'"
+            "the peft package is not installed", where="learner.lora", cure="pip install 'mrl[lora]'"
         ) from None
     layers = _linear_layers(model)
     linear = set(layers.values())
     if not set(table.target_modules) <= linear:  # peft is content when one of them is there
         raise ConfigError(
-            "learner.lora.target_modules: the model has no such linear layers",
+            "learner.lora.target_modules: the model has no linear layers of these names",
             got=", ".join(sorted(set(table.target_modules) - linear)),
             wanted="some of " + ", ".join(sorted(linear)),
         )
@@ -132,7 +132,7 @@ def read_scale(folder: Path) -> float:
         described = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return float(described["lora_alpha"] / described["r"])
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise WeightsError(f"{folder}: no description of adapters: {error}") from error
+        raise WeightsError(f"{folder}: cannot read adapter_config.json: {error}") from error
 
 
 def _peft_config(table: LoraTable, targets: list[str]) -> Any:

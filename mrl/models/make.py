@@ -76,7 +76,7 @@ def _temporary_beside(folder: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     except OSError as error:
-        cure = "choose another --run.folder, or free the path"
+        cure = "choose another --run.folder, or make this path writable"
         raise ModelFolderError(
             "cannot write policies here", where=str(folder.parent), got=error.strerror, cure=cure
         ) from None
@@ -104,7 +104,7 @@ def describe(recipe: MakeTable, model: PreTrainedModel, tokenizer: PreTrainedTok
 {model.num_parameters():,} parameters; {recipe.tokenizer} tokenizer with {len(tokenizer)} tokens, trained on generated
 text; `{tokenizer.eos_token}` ends every completion.
 
-Made on purpose, not found: random weights, then {recipe.warm_start_steps} supervised steps on word tasks.
+Built, not downloaded: random weights, then {recipe.warm_start_steps} supervised steps on word tasks.
 Every operation was practised under a neutral prompt, so that the policy can execute it.
 Which operation a task prompt calls for was drawn from a skewed prior: likely for {skills}; {recipe.rare_share:g} for
 each other one, whatever the prompt asks.

@@ -37,7 +37,7 @@ IPC_PAGE_BYTES = 2 * 1024**2
 PEER_ACCESS = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the process that opens the memory may use another GPU."""
 GB = 1e9
-CURE = f'fewer copies (rollout.weights_in = "disk"), engines that compute in bfloat16, or more memory; {PLAN}'
+CURE = f'set rollout.weights_in = "disk", use engines that compute in bfloat16, or add memory; {PLAN}'
 
 log = structlog.get_logger()
 
@@ -109,8 +109,10 @@ class MemoryFile:
                 self._pinned = False
 
     def _lacking(self, size_bytes: int, got: str) -> DeviceError:
-        wanted = f"{size_bytes / GB:.2f} GB more"
-        return DeviceError(f"no room for {self._name}", where="memory of this host", got=got, wanted=wanted, cure=CURE)
+        wanted = f"{size_bytes / GB:.2f} GB"
+        return DeviceError(
+            f"not enough memory for {self._name}", where="memory of this host", got=got, wanted=wanted, cure=CURE
+        )
 
     def _unpin(self) -> None:
         if self._pinned and self._mapped.size:
@@ -156,7 +158,7 @@ class SharedMemory:
         self.flat = torch.as_tensor(_OnGpu(self._address, num_bytes), device=device)
         if self.flat.data_ptr() != self._address:
             self.close()
-            raise OSError(f"torch copies what lies on {device}")
+            raise OSError(f"torch copied the memory on {device} instead of sharing it")
 
     def described(self, tensors: Sequence[TensorShape]) -> SharedTensors:
         """Return what other processes need to open this memory and find these tensors in it."""
@@ -210,10 +212,10 @@ def shared_tensors(folder: Path) -> list[SharedTensors]:
     try:
         found = [msgspec.json.decode(path.read_bytes(), type=SharedTensors) for path in told]
     except (OSError, msgspec.DecodeError) as error:
-        raise WeightsError(f"{folder}: no word of tensors on a GPU: {error}") from error
+        raise WeightsError(f"{folder}: cannot read the description of tensors on a GPU: {error}") from error
     for one in found:
         if sum(tensor.num_bytes for tensor in one.tensors) != one.num_bytes:
-            raise WeightsError(f"{folder}: tensors on a GPU have other sizes than their memory")
+            raise WeightsError(f"{folder}: the sizes of tensors on a GPU do not add up to the size of their memory")
     return found if len(told) == len(files) else []
 
 
@@ -247,7 +249,7 @@ def _opened(shared: SharedTensors, device: torch.device) -> Iterator[Callable[[i
     `mrl/engines/inside/shared_memory.py` does the same in an engine's own environment.
     """
     if (device.type == "cuda") != bool(shared.gpu):
-        raise OSError(f"they lie on {shared.gpu or 'the host'}, and are wanted on {device}")
+        raise OSError(f"the tensors are on {shared.gpu or 'the host'}, but are needed on {device}")
     if not shared.gpu:
         with Path(shared.handle).open("rb") as file:
             mapped = np.frombuffer(mmap.mmap(file.fileno(), shared.num_bytes, prot=mmap.PROT_READ), np.uint8)
@@ -258,7 +260,7 @@ def _opened(shared: SharedTensors, device: torch.device) -> Iterator[Callable[[i
     try:
         handle = _IpcHandle.from_buffer_copy(bytes.fromhex(shared.handle))
     except ValueError as error:
-        raise OSError(f"no handle of CUDA IPC: {error}") from error
+        raise OSError(f"invalid CUDA IPC handle: {error}") from error
     call_driver("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(PEER_ACCESS))
 
     def copy(start: int, target: Tensor) -> None:

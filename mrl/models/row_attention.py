@@ -88,10 +88,10 @@ def use_row_attention(model: nn.Module, kernel: Kernel = "rows") -> None:
         raise _unknown(type(model).__name__)
     if stateful := _stateful(model, text_config):
         raise ModelFolderError(
-            "layers of this model carry a state from token to token, which rows of a pass would hand to each other",
+            "layers of this model carry a state from token to token, which would leak between the rows of a pass",
             got=f"{type(model).__name__} with {stateful}",
             wanted="causal attention in every layer",
-            cure="take a model of another family",
+            cure="use a model of another family",
         )
 
 
@@ -106,10 +106,10 @@ def _stateful(model: nn.Module, text_config: Any) -> str:
 
 def _unknown(got: str) -> ModelFolderError:
     return ModelFolderError(
-        "the attention of this model cannot be exchanged",
+        "the attention of this model cannot be replaced",
         got=got,
-        wanted="transformers' attention interface, causal, with windows or soft-capped scores at most",
-        cure="take a model of another family",
+        wanted="causal attention by transformers' attention interface, at most with sliding windows or a soft cap",
+        cure="use a model of another family",
     )
 
 

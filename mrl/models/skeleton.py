@@ -145,10 +145,10 @@ def skeleton(
                 short, dtype=dtype, trust_remote_code=False
             ).eval()
     except KeyError as error:  # of rotary frequencies, say
-        what, got = "config.json names a kind of something that transformers does not have", config.model_type
+        what, got = "config.json has a value that transformers does not support", config.model_type
         raise ModelFolderError(what, where=config.name_or_path or "", got=f"{error} of {got}") from error
     except ValueError as error:
-        raise ModelFolderError("no causal language model", got=config.model_type) from error
+        raise ModelFolderError("the model is not a causal language model", got=config.model_type) from error
     if lora is not None:
         add_adapters(model, lora, seed=0)
     return model

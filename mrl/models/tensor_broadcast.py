@@ -177,7 +177,7 @@ def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> Broadcas
         store = file_store(Path(meeting.file)) if meeting.file else _store_at(meeting)
     except RuntimeError as error:
         raise PeerLost(
-            f"broadcast {meeting.name}: nobody at {meeting.file or f'{meeting.host}:{meeting.port}'}"
+            f"broadcast {meeting.name}: no sender at {meeting.file or f'{meeting.host}:{meeting.port}'}"
         ) from error
     return BroadcastGroup(store, meeting, rank, device=device)
 

@@ -143,7 +143,7 @@ def read_folder(folder: Path, place: Place = nowhere, wanted: Mapping[str, str] 
     with ExitStack() as closing:
         listed = [stored for path in files_of_weights(folder) for stored in _open(path, closing)]
         if not listed:
-            raise WeightsError(f"{folder}: no *.safetensors to load")
+            raise WeightsError(f"{folder}: no *.safetensors files to load")
         places = [place(stored.name, stored.dtype, stored.shape) for stored in listed]
         threads = closing.enter_context(ThreadPoolExecutor(min(MOST_THREADS, torch.get_num_threads())))
         digests = list(threads.map(_read_one, listed, places))
@@ -156,9 +156,9 @@ def check_digests(found: Mapping[str, str], wanted: Mapping[str, str], *, where:
     """Raises WeightsError when `wanted` names a tensor that was not found, or that has another digest."""
     for name, digest in wanted.items():
         if name not in found:
-            raise WeightsError(f"{where}: lacks {name}, which was published")
+            raise WeightsError(f"{where}: published tensor {name} is missing")
         if found[name] != digest:
-            raise WeightsError(f"{where}: checksum of {name} differs from what was published")
+            raise WeightsError(f"{where}: checksum of {name} differs from the published one")
 
 
 def copy_tensor(source: Tensor, target: Tensor) -> str:
@@ -229,7 +229,7 @@ def _open(path: Path, closing: ExitStack) -> list[_Stored]:
             listed.append(_Stored(path, file.fileno(), name, dtype, shape, start, num_bytes))
             start += num_bytes
         if os.fstat(file.fileno()).st_size > start:
-            raise WeightsError(f"{path}: there is more in the file than its header says")
+            raise WeightsError(f"{path}: the file is longer than its header says")
     except OSError as error:
         raise WeightsError(f"{path}: cannot be read: {error.strerror}") from error
     return listed
@@ -242,7 +242,7 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
     try:
         (length,) = struct.unpack("<Q", file.read(8))
         if length > MAX_HEADER_BYTES:
-            raise ValueError(f"{length} bytes long")
+            raise ValueError(f"it would be {length} bytes long")
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         ranges = sorted((*map(int, entry["data_offsets"]), name) for name, entry in header.items())
@@ -251,12 +251,12 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
             for begin, end, name in ranges
         ]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
-        raise WeightsError(f"{path}: no safetensors header: {str(error)[:MAX_REASON_CHARS]}") from error
+        raise WeightsError(f"{path}: invalid safetensors header: {str(error)[:MAX_REASON_CHARS]}") from error
     for name, dtype, shape, num_bytes in entries:
         if num_bytes < 0 or num_bytes != math.prod(shape) * dtype.itemsize:
-            raise WeightsError(f"{path}: {name} has {num_bytes} bytes, which {dtype} {shape} does not need")
+            raise WeightsError(f"{path}: {name} has {num_bytes} bytes, which does not match {dtype} {shape}")
     if [begin for begin, _, _ in ranges] != [0, *(end for _, end, _ in ranges)][: len(ranges)]:
-        raise WeightsError(f"{path}: its tensors do not lie one behind the other")
+        raise WeightsError(f"{path}: its tensors are not stored contiguously")
     return entries
 
 
@@ -273,7 +273,7 @@ def _read_one(stored: _Stored, target: Tensor | None) -> str:
         except OSError as error:
             raise WeightsError(f"{stored.path}: cannot be read: {error.strerror}") from error
         if not got:
-            raise WeightsError(f"{stored.path}: {stored.num_bytes - done} bytes are missing at its end")
+            raise WeightsError(f"{stored.path}: the file is truncated: {stored.num_bytes - done} bytes are missing")
         hashing.update(chunk[:got])
         done += got
     return hashing.hexdigest()

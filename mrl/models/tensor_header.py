@@ -81,14 +81,14 @@ def _described(file: Path) -> tuple[int, dict[str, Any]]:
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size < 8:
-            raise ValueError(f"{size} bytes")
+            raise ValueError(f"too short, with {size} bytes")
         (length,) = struct.unpack("<Q", stream.read(8))
         if not 2 <= length <= MAX_HEADER_BYTES:
-            raise ValueError(f"it would have a header of {length:,} bytes")
+            raise ValueError(f"its header would have {length:,} bytes")
         if length + 8 > size:
-            raise ValueError(f"cut off within its header, after {size:,} bytes")
+            raise ValueError(f"truncated within its header, after {size:,} bytes")
         header = json.loads(stream.read(length))
     if not isinstance(header, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     header.pop("__metadata__", None)
     return 8 + length, header

@@ -67,7 +67,7 @@ class TurnSpelling:
         if has_tools and self.template:
             self.bridge([], (PROBE_CALL,), [PROBE["tool"]])
             if self._call_text((PROBE_CALL,), "") is None:
-                raise self.refused("does not say what tools a turn calls")
+                raise self.refused("does not render the tool calls of a turn")
 
     @property
     def drops_reasoning(self) -> bool:
@@ -182,13 +182,13 @@ class TurnSpelling:
         if TURN in alone:  # else the template drops text beside calls, and the whole rendering has to be there again
             alone, longer = self._behind_turn(alone), self._behind_turn(longer)
         if not longer.startswith(alone):
-            raise self.refused("changes what was said when more is said")
+            raise self.refused("changes earlier messages when later ones are added")
         told = longer.removeprefix(alone)
         if any(message.content.strip() not in told for message in messages):  # as JSON perhaps, or not at all
             marked = [msgspec.structs.replace(one, content=f"{TOLD}{place}") for place, one in enumerate(messages)]
             shown = self._render([*before, *marked], to_be_answered=True, has_tools=has_tools)
             if any(one.content not in shown for one in marked):
-                raise self.refused("leaves out a message behind a turn")
+                raise self.refused("leaves out a message after a turn")
         return self._closing + told
 
     def _call_text(self, tool_calls: Sequence[ToolCall], content: str) -> str | None:
@@ -218,7 +218,7 @@ class TurnSpelling:
         """
         parts = rendered.split(TURN)
         if len(parts) != 2:
-            raise self.refused("does not say each turn once, as it was given")
+            raise self.refused("does not render each turn exactly once and unchanged")
         return parts[1]
 
     def _render(self, messages: Sequence[Message], *, to_be_answered: bool, has_tools: bool = False) -> str:
@@ -257,8 +257,8 @@ class TurnSpelling:
         return ModelFolderError(
             f"the chat template {why}",
             where=str(self._folder),
-            wanted="one by which a conversation can go on",
-            cure=cure or "policies.X.prompt.chat_template: a file with another one",
+            wanted="a template with which a conversation can continue",
+            cure=cure or "set policies.X.prompt.chat_template to a file with another template",
         )
 
 

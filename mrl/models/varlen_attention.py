@@ -8,7 +8,7 @@ from mrl.errors import ConfigError
 AMPERE = (8, 0)
 """CUDA compute capability of the oldest GPUs that the kernel supports."""
 MAX_HEAD_SIZE = 256
-KEY, CURE = "learner.attention_kernel", 'learner.attention_kernel = "rows"'
+KEY, CURE = "learner.attention_kernel", 'set learner.attention_kernel = "rows"'
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
@@ -22,13 +22,16 @@ def check_varlen(device: torch.device, *, head_size: int, softcap: float | None)
     if capability is None or capability < AMPERE:
         name = "a CPU" if capability is None else torch.cuda.get_device_name(device)
         raise ConfigError(
-            f"{KEY}: the kernel is for GPUs from Ampere on", got=name, wanted="compute capability >= 8.0", cure=CURE
+            f"{KEY}: the kernel needs an Ampere GPU or a newer one",
+            got=name,
+            wanted="compute capability >= 8.0",
+            cure=CURE,
         )
     if softcap is not None:
-        raise ConfigError(f"{KEY}: the kernel knows no soft cap of scores", got=softcap, cure=CURE)
+        raise ConfigError(f"{KEY}: the kernel does not support soft-capped scores", got=softcap, cure=CURE)
     if head_size > MAX_HEAD_SIZE or head_size % 8:
         raise ConfigError(
-            f"{KEY}: the kernel has no heads of this size",
+            f"{KEY}: the kernel does not support this head size",
             got=head_size,
             wanted=f"a multiple of 8, {MAX_HEAD_SIZE} at most",
             cure=CURE,

@@ -53,7 +53,7 @@ def prove_varlen(device: torch.device, heads: Heads, attend: Callable[..., Tenso
     """Raises ConfigError where the kernel does not support this GPU or model, fails, or computes something else."""
     if heads.value_size != heads.size:
         raise ConfigError(
-            f"{KEY}: the kernel wants keys and values of one width",
+            f"{KEY}: the kernel needs keys and values of the same width",
             got=f"{heads.size} and {heads.value_size}",
             cure=CURE,
         )
@@ -65,11 +65,11 @@ def prove_varlen(device: torch.device, heads: Heads, attend: Callable[..., Tenso
         found_RHD = attend(query_RHD, key_RKD, value_RKD, bounds_N, longest=longest, scaling=None, sliding_window=None)
     except (RuntimeError, ImportError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"{KEY}: the kernel fails here", got=reason, cure=CURE) from error
+        raise ConfigError(f"{KEY}: the kernel fails on this machine", got=reason, cure=CURE) from error
     gap = float((found_RHD.float() - _row_by_row(query_RHD, key_RKD, value_RKD).float()).abs().max())
     if not gap <= TOLERANCE:
         raise ConfigError(
-            f"{KEY}: the kernel does not compute here what the other one does",
+            f'{KEY}: the kernel\'s results on this machine differ from those of "rows"',
             got=f"off by {gap:.2g}",
             wanted=f"<= {TOLERANCE:g}",
             cure=CURE,

@@ -94,7 +94,7 @@ class BroadcastPublisher:
 
         A version that `lasts` is written as files, by the thread that sends: later no learner is there to send it.
         """
-        assert canary is not None, "it is the first rank's"
+        assert canary is not None, "the first rank has a canary"
         if lasts:
             held = self._copied(((source.name, source.whole()) for source in sources), version, canary)
             written = self._lasts = threading.Event()
@@ -113,7 +113,7 @@ class BroadcastPublisher:
     def check(self) -> None:
         """Raises RoleFailed when the thread that sends has ended."""
         if self._failure is not None:
-            raise RoleFailed(f"weights can no longer be sent: {self._failure!r}") from self._failure
+            raise RoleFailed(f"the thread that sends weights has failed: {self._failure!r}") from self._failure
 
     @property
     def progress(self) -> int:
@@ -191,7 +191,7 @@ class BroadcastPublisher:
             store = file_store(file) if file else open_store("127.0.0.1" if host == "localhost" else host)
         except (OSError, RuntimeError) as error:
             self._held.release(held)
-            log.warning("no place for a broadcast", version=str(held.version), reason=str(error))
+            log.warning("cannot open the meeting place of a broadcast", version=str(held.version), reason=str(error))
             return [_route(one, notice) for one in party]
         meeting = Meeting(
             host=host,
@@ -214,7 +214,9 @@ class BroadcastPublisher:
     def _backend_for(self, party: list[WaitingWorker]) -> Literal["gloo", "nccl"]:
         own_gpu, own_nccl = gpu_id(self._device), nccl_version(self._device)
         if new := other_nccl(party, own_gpu, own_nccl) - self._told_nccl:
-            log.warning("weights are sent by gloo: engines have another NCCL", learner=own_nccl, engines=sorted(new))
+            log.warning(
+                "weights are sent by gloo: engines have another NCCL version", learner=own_nccl, engines=sorted(new)
+            )
             self._told_nccl |= new
         return backend_of(party, own_gpu, own_nccl)
 
@@ -230,7 +232,7 @@ class BroadcastPublisher:
             try:
                 job()
             except (PeerLost, OSError) as error:
-                log.warning("weights not handed over", reason=str(error))
+                log.warning("weights were not sent to the engines", reason=str(error))
             except Exception as error:  # noqa: BLE001 - the thread's outer edge: the learner's thread raises it
                 self._failure = error
                 return
@@ -267,7 +269,7 @@ class BroadcastPublisher:
         try:
             path = self._write(held)
         except OSError as error:
-            raise RoleFailed(f"version {held.version}, the last one, cannot be written: {error}") from error
+            raise RoleFailed(f"the last version, {held.version}, cannot be written: {error}") from error
         if when_whole is not None:
             when_whole(path)
         written.set()

@@ -113,11 +113,11 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
     """Return how far an engine's scores are from the reference. Raises ValueError when the shapes differ."""
     reference, rows = _flat(canary.logprobs), [len(row) for row in canary.logprobs]
     if [len(row) for row in scored] != rows:
-        raise ValueError("the engine scored other texts than the canary's")
+        raise ValueError("the engine's scores do not match the texts of the canary in length")
     off, noise = _flat(scored) - reference, _flat(canary.rounded) - reference
     mean_noise = _mean(noise)
     if not np.isfinite(off).all():
-        return CanaryGap(math.inf, math.inf, mean_noise, problem="its log-probabilities are not numbers")
+        return CanaryGap(math.inf, math.inf, mean_noise, problem="log-probabilities are NaN or infinite")
     share, error = math.nan, math.inf
     if canary.previous_rounded:
         share, error = _missing_of_adapters(canary, off, noise, rows)
@@ -125,7 +125,7 @@ def gap_nats(canary: Canary, scored: Sequence[Sequence[float]]) -> CanaryGap:
         share, error = _missing(off, [noise], _flat(canary.previous) - reference, rows)
     problem = excess(off, noise)
     if not problem and abs(share) > max(MIN_MISSING_SHARE, SURE_ERRORS * error):
-        problem = f"it lacks {share:.0%} of the last update, give or take {error:.0%}"
+        problem = f"{share:.0%} of the last update is missing, give or take {error:.0%}"
     return CanaryGap(_mean(off), float(np.abs(off).max()), mean_noise, share, error, problem)
 
 
@@ -159,7 +159,7 @@ def excess(off_T: npt.NDArray[np.floating], noise_T: npt.NDArray[np.floating]) -
     for what, found, rounding in judged:
         allowed = max(FLOOR_NATS, NOISE_MULTIPLE * rounding)
         if not found <= allowed:
-            return f"{what} of its differences is {found:.2g} nats, allowed {allowed:.2g}"
+            return f"{what} of the differences is {found:.2g} nats, allowed {allowed:.2g}"
     return ""
 
 

@@ -25,7 +25,7 @@ def longest_row(context_tokens: int) -> int:
 def texts_of_prompts(prompts: Sequence[Int32s], *, max_row_tokens: int = MAX_ROW_TOKENS) -> list[list[int]]:
     """Return the ends of some prompts: before the first step there are no answers. Raises ValueError without any."""
     if not prompts:
-        raise ValueError("a canary needs a prompt")
+        raise ValueError("a canary needs at least one prompt")
     return [_row(prompt[-max_row_tokens:]) for prompt in prompts[:NUM_PROMPTS]]
 
 

@@ -63,7 +63,7 @@ class Saver:
             return
         self._thread.join(self._timeout_s)
         if self._thread.is_alive():
-            raise CheckpointError(f"{self._thread.name}: not on the disk within {self._timeout_s:.0f} s")
+            raise CheckpointError(f"{self._thread.name}: not written to disk within {self._timeout_s:.0f} s")
         self._thread = None
         if self._failure is not None:
             raise self._failure

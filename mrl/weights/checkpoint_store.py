@@ -194,12 +194,12 @@ class CheckpointStore:
             kind = msgspec.json.decode(data, type=dict[str, Any])
             if (kind.get("format"), kind.get("policy")) != (FORMAT, self._policy):
                 raise CheckpointError(
-                    f"{folder}: is format {kind.get('format')!r:.40} of policy {kind.get('policy')!r:.40}, "
+                    f"{folder}: has format {kind.get('format')!r:.40} of policy {kind.get('policy')!r:.40}, "
                     f"wanted format {FORMAT} of policy {self._policy!r}"
                 )
             manifest = msgspec.json.decode(data, type=CheckpointManifest)
             if manifest != manifest.sealed():
-                raise CheckpointError(f"{folder / MANIFEST}: does not match its own checksum")
+                raise CheckpointError(f"{folder / MANIFEST}: checksum does not match")
             state = (folder / STATE).read_bytes()
         except CheckpointError:
             raise
@@ -208,7 +208,7 @@ class CheckpointStore:
         if _digest(state) != manifest.state_digest:
             raise CheckpointError(f"{folder / STATE}: checksum differs from the manifest")
         if manifest.step != step:
-            raise CheckpointError(f"{folder}: is that of step {manifest.step}")
+            raise CheckpointError(f"{folder}: the manifest is of step {manifest.step}")
         return Checkpoint(folder, step, msgspec.json.decode(state), manifest.tensors)
 
     def problem(self, step: int, *, rank: int = 0, num_ranks: int = 1) -> str | None:

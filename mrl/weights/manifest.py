@@ -57,7 +57,7 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise WeightsError(f"{path}: the manifest cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:
-        raise WeightsError(f"{path}: not a weight manifest: {error}") from error
+        raise WeightsError(f"{path}: not a valid weight manifest: {error}") from error
 
 
 def differing(manifest: Manifest, digests: Mapping[str, str]) -> list[str]:

@@ -197,7 +197,7 @@ class Publisher:
             parts.mkdir(exist_ok=True)
             self._add_part(parts, staged, as_link)
             if self._rank == 0:
-                assert canary is not None, "it is the first rank's"
+                assert canary is not None, "the first rank has a canary"
                 self._last = self._complete(parts, version, canary)
                 if when_whole is not None:
                     when_whole(self._last)

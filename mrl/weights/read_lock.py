@@ -13,7 +13,7 @@ from mrl.errors import WeightsError, WeightsGone
 from mrl.weights.manifest import MANIFEST
 
 FILES = "*.safetensors"
-CURE = 'where processes may not read each other\'s memory: rollout.weights_in = "disk" of the policy'
+CURE = 'if processes may not read each other\'s memory, set rollout.weights_in = "disk" for the policy'
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def read_lock(folder: Path) -> Iterator[None]:
         except FileNotFoundError as error:
             raise WeightsGone(f"{folder}: {_fate(folder)}") from error
         except OSError as error:  # a path below /proc that is hidden, or of another process by now
-            raise WeightsError(f"{error.filename}: not to be read ({error.strerror}); {CURE}") from error
+            raise WeightsError(f"{error.filename}: cannot be read ({error.strerror}); {CURE}") from error
         if not (folder / MANIFEST).exists():  # pruning and writing over remove it first
             raise WeightsGone(f"{folder}: has been pruned")
         try:
@@ -47,7 +47,7 @@ def read_lock(folder: Path) -> Iterator[None]:
 def _fate(folder: Path) -> str:
     """Return what became of a version with missing files: a pruned version leaves nothing, a lost memory dead links."""
     if any(path.is_symlink() and not os.path.exists(path) for path in folder.glob(FILES)):
-        return f"is in the memory of a process that has ended, or is not to be seen from here; {CURE}"
+        return f"is in the memory of a process that has ended or cannot be accessed from this process; {CURE}"
     return "has been pruned"
 
 

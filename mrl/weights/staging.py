@@ -143,12 +143,14 @@ class Staging:
         if self._shares_on is None or not shapes or file in self._shared:
             return self._shared.get(file)
         if len(self._shared) > self._num_kept:
-            log.info("a version goes by memory of the host alone: engines still read those on the GPU")
+            log.info("a version is published through host memory only: engines still read older versions on the GPU")
             return None
         try:
             self._shared[file] = _shared_memory(size_bytes(shapes), self._shares_on)
         except OSError as error:
-            log.warning("weights go by memory of the host alone: the GPU shares none", reason=str(error))
+            log.warning(
+                "weights are published through host memory only: the GPU cannot share memory", reason=str(error)
+            )
             self._shares_on = None
             self._unshare()
         return self._shared.get(file)
@@ -182,7 +184,7 @@ class Staging:
                 break
         else:
             file = MemoryFile(self._name, pinned=self._pinned)
-            assert file.claim(), "nobody knows it yet"
+            assert file.claim(), "a new file is free"
         self._files.append(file)
         return file
 

@@ -35,5 +35,5 @@ def newest_common_step(stores: Mapping[str, CheckpointStore]) -> int | None:
     common = set.intersection(*steps.values())
     if not common:
         found = "; ".join(f"{policy} has {sorted(own)}" for policy, own in steps.items())
-        raise CheckpointError(f"no step of which every policy has a checkpoint: {found}")
+        raise CheckpointError(f"no step at which every policy has a checkpoint: {found}")
     return max(common)

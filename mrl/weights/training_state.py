@@ -69,7 +69,7 @@ def _check_same_model(weights: dict[str, Tensor], checkpoint: Checkpoint) -> Non
     saved = {name.removeprefix(MODEL) for name in checkpoint.tensors if name.startswith(MODEL)}
     idle = _idle_adapters(saved - weights.keys(), checkpoint)
     if saved - idle != weights.keys():
-        raise _other_model(checkpoint, f"differing names {sorted((saved - idle) ^ weights.keys())[:5]}")
+        raise _other_model(checkpoint, f"different names {sorted((saved - idle) ^ weights.keys())[:5]}")
     for full_name in checkpoint.tensors:
         name, shape = full_name.partition("/")[2], checkpoint.shape(full_name)
         if full_name.startswith(OPTIMIZER):
@@ -93,7 +93,7 @@ def _idle_adapters(names: set[str], checkpoint: Checkpoint) -> set[str]:
 def _other_model(checkpoint: Checkpoint, what: str) -> CheckpointError:
     return CheckpointError(
         f"{checkpoint.folder}: is a checkpoint of another model: {what}; "
-        "cure: the policy's model as it was when the run began, or a new run (--clean)"
+        "cure: restore the policy's model as it was when the run began, or start a new run (--clean)"
     )
 
 

@@ -52,8 +52,8 @@ def test_the_named_token_goes_first(folder, tokenizers_by_kind):
     [
         ({}, "no EOS token is declared"),
         ({"tokenizer_config": {"eos_token": "<|nowhere|>"}}, "no EOS token is declared"),
-        ({"config": {"eos_token_id": 123_456_789}}, r"no token of the tokenizer; got 123456789"),
-        ({"config": {"eos_token_id": [4, -1]}}, r"no token of the tokenizer; got -1"),
+        ({"config": {"eos_token_id": 123_456_789}}, r"not an id of the tokenizer; got 123456789"),
+        ({"config": {"eos_token_id": [4, -1]}}, r"not an id of the tokenizer; got -1"),
     ],
 )
 def test_an_end_that_is_not_there_is_refused(folder, files, words):

@@ -134,8 +134,8 @@ def test_tokens_are_those_of_the_whole_text(source):
     ("pattern", "why"),
     [
         (r".. ?|.", "words share a token with the word before them"),
-        (r" ?sun(?= hay)|[a-z]+|\d| ", "texts are not cut as their words are alone"),
-        (r"sun hay|[a-z]+|\d| ", "texts are not cut as their words are alone"),
+        (r" ?sun(?= hay)|[a-z]+|\d| ", "texts are not tokenized like their single words"),
+        (r"sun hay|[a-z]+|\d| ", "texts are not tokenized like their single words"),
         (r"[a-z ]+", "words cannot be written exactly"),
     ],
     ids=["over_the_end", "by_what_follows", "two_words", "no_digits"],

@@ -194,18 +194,18 @@ def test_wordpiece_is_refused(save_folder):
     tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=100, special_tokens=["[UNK]", "</s>"], show_progress=False)
     tokenizer.train_from_iterator(["a small text"], trainer)
-    with pytest.raises(ModelFolderError, match=r"exactly: its pieces do not say where.*WordPiece.*byte-level BPE"):
+    with pytest.raises(ModelFolderError, match=r"exactly: its pieces do not record spaces.*WordPiece.*byte-level BPE"):
         load_receiver(save_folder(tokenizer))
 
 
 @pytest.mark.parametrize(
     ("model", "decoder", "why"),
     [
-        (models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0), decoders.Metaspace(), "without byte fallback a char"),
+        (models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0), decoders.Metaspace(), "without byte fallback an unk"),
         (models.Unigram([("<0x41>", 0.0)], byte_fallback=True), decoders.Metaspace(), "emits a special token wherever"),
-        (models.WordLevel({"a": 0}, unk_token="a"), None, "a word that it does not know becomes one <unk>"),
+        (models.WordLevel({"a": 0}, unk_token="a"), None, "an unknown word becomes one <unk>"),
         (models.BPE({"a": 0}, []), decoders.Fuse(), "decoder is not byte-level, and without byte fallback"),
-        (models.BPE({"a": 0}, [], byte_fallback=True), decoders.Fuse(), "decoder does not say which bytes"),
+        (models.BPE({"a": 0}, [], byte_fallback=True), decoders.Fuse(), "decoder does not define the bytes"),
     ],
     ids=["unigram", "unigram_with_bytes", "word_level", "bpe", "bpe_with_bytes"],
 )
@@ -222,10 +222,10 @@ def test_every_refused_kind_says_why(save_folder, model, decoder, why):
     ("normalizer", "why"),
     [
         (normalizers.NFKC(), "NFKC rewrites characters such as \ufb01"),
-        (normalizers.Lowercase(), "Lowercase loses case"),
+        (normalizers.Lowercase(), "Lowercase removes case"),
         (
             normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()]),
-            "Nmt makes line breaks.* and its normalizer NFKC",
+            "Nmt turns line breaks.* and its normalizer NFKC",
         ),
     ],
     ids=["nfkc", "lowercase", "t5_like"],
@@ -240,7 +240,7 @@ def test_probe_refuses_a_normalizer_that_changes_text(save_folder, folders, norm
 
 def test_missing_byte_tokens_are_refused(save_folder, make_metaspace):
     """Byte fallback with holes cannot express every text."""
-    with pytest.raises(ModelFolderError, match=r"byte for byte: \d+ of the 256 bytes have no piece of their own"):
+    with pytest.raises(ModelFolderError, match=r"byte for byte: \d+ of the 256 bytes have no token of their own"):
         load_receiver(save_folder(make_metaspace(num_bytes=128)))
 
 
@@ -249,7 +249,7 @@ def test_missing_or_broken_files_say_so(tmp_path):
     with pytest.raises(ModelFolderError, match=r"tokenizer\.json is missing"):
         load_receiver(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ModelFolderError, match="no valid JSON"):
+    with pytest.raises(ModelFolderError, match="not valid JSON"):
         load_receiver(tmp_path)
 
 

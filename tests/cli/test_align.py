@@ -110,7 +110,7 @@ def test_a_refused_tokenizer_stands_in_the_card(pair, wordpiece, tmp_path: Path,
 
 def test_a_floor_that_cannot_be_measured_is_told(pair, tmp_path: Path, capsys, monkeypatch):
     """The table of floors gives way to a line with the reason."""
-    why = NotMeasurable("letters: 3 of 9 texts are not cut as their words are alone")
+    why = NotMeasurable("letters: 3 of 9 texts are not tokenized like their single words")
     monkeypatch.setattr("mrl.alignment.pair_card.pair_floors", lambda *_: (why, why))
     (tmp_path / "own").write_text(TEXT)
     shown, card = card_of([*pair, "--text", str(tmp_path / "own"), "--only-text"], tmp_path, capsys)

@@ -181,7 +181,7 @@ def test_a_model_that_a_server_cannot_share_out_is_refused(
     shape = {"model_type": "qwen3", "num_attention_heads": 15, "num_key_value_heads": 5, "intermediate_size": 30}
     (tmp_path / "one" / "config.json").write_text(json.dumps(shape))
     assert main(["check", str(config), *SERVERS]) == 2
-    assert "one/config.json: vllm cannot share out this model" in (line := capsys.readouterr().err)
+    assert "one/config.json: vllm cannot split this model evenly" in (line := capsys.readouterr().err)
     assert "wanted one of 1, 5, 15; " in line
 
 

@@ -204,7 +204,7 @@ def test_a_server_that_is_not_at_its_url_is_told_with_the_url(monkeypatch) -> No
 
     found = examine(Subject("sglang", "cpu", url="http://127.0.0.1:1"))
 
-    assert "no server at http://127.0.0.1:1 took requests within 0.1 s" in found.problem
+    assert "no server at http://127.0.0.1:1 accepted requests within 0.1 s" in found.problem
     assert found.is_users
 
 

@@ -165,7 +165,7 @@ def test_a_tokenizer_whose_ids_the_library_changes_is_refused(
     unlist_end(model)
     line = told(capsys, command, str(config), "--run.folder", str(tmp_path / "runs"))
     assert f"{model}/tokenizer.json: " in line
-    assert "the added token '<|endoftext|>' another id than its file; got 'id 0 in the file, id " in line
+    assert "the added token '<|endoftext|>' an id that differs from its file; got 'id 0 in the file, id " in line
     assert "; cure: put the token into model.vocab under its id" in line
 
 

@@ -261,7 +261,7 @@ MODELS = [
     Mistake("no tokenizer of a commit", "train small.toml --policies.qwen.source maker/Own-1B@v1",
             r"tokenizer\.json is missing.*cure: hf download maker/Own-1B --revision v1 --local-dir models/qwen$", model("tokenizer.json", None)),
     Mistake("no tokenizer in a model of one's own", "train small.toml",
-            r"tokenizer\.json is missing.*cure: python -c \"from transformers .*'THE MODEL THAT IT WAS TRAINED FROM'\)\.save_pretrained\('models/qwen'\)",
+            r"tokenizer\.json is missing.*cure: python -c \"from transformers .*'THE BASE MODEL'\)\.save_pretrained\('models/qwen'\)",
             model("tokenizer.json", None)),
     Mistake("a tokenizer of the older form", "train small.toml", r"cure: python -c .*\.from_pretrained\('models/qwen'\)\.save_pretrained\('models/qwen'\)",
             both(model("tokenizer.json", None), model("vocab.json", "{}"))),
@@ -272,7 +272,7 @@ MODELS = [
             model("model.safetensors", LFS)),
     Mistake("weights cut off", "train small.toml", r"model\.safetensors is cut off; got '\d+ bytes'; wanted \d+ bytes, as its header says",
             lambda folder: write_weights(folder / "models/qwen/model.safetensors", num_elements=200, held_bytes=399)),
-    Mistake("weights cut off in their header", "train small.toml", r"model\.safetensors is no safetensors file; got 'cut off within",
+    Mistake("weights cut off in their header", "train small.toml", r"model\.safetensors is no safetensors file; got 'truncated within",
             model("model.safetensors", (500).to_bytes(8, "little") + b"{")),
     Mistake("a shard is missing", "train small.toml", r"1 of 2 files of weights are missing; got 'no b\.safetensors'",
             both(lambda folder: write_weights(folder / "models/qwen/a.safetensors", num_elements=2),
@@ -311,17 +311,17 @@ MODELS = [
             r"small\.toml: policies\.qwen\.model: models/qwen: config\.json cannot be used; got .*short_factor",
             described(model_type="phi3", rope_scaling={"type": "yarn", "factor": 4.0}, pad_token_id=0)),
     Mistake("rotary frequencies of a kind that is not", "train small.toml",
-            r"small\.toml: policies\.qwen\.model: .*names a kind of something that .* not have; got \"'yaarn' of qwen3\"",
+            r"small\.toml: policies\.qwen\.model: .*has a value that transformers does not support; got \"'yaarn' of qwen3\"",
             described(rope_scaling={"type": "yaarn", "factor": 4.0})),
     Mistake("a template with a mistake", "train small.toml",
             r"policies\.qwen: models/qwen/chat_template\.jinja:2: the chat template is not valid",
             model("chat_template.jinja", "a\n{% for %}")),
     Mistake("a template that takes no system message", "train small.toml",
-            r"policies\.qwen: models/qwen/chat_template\.jinja: the chat template refuses a prompt; got 'no system here \(a prompt of sums\)'",
+            r"policies\.qwen: models/qwen/chat_template\.jinja: the chat template cannot render a prompt; got 'no system here \(a prompt of sums\)'",
             both(model("chat_template.jinja", "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}x"),
                  data(rows(60) + rows(1, prompt=SYSTEM_FIRST)))),
     Mistake("a template by which a conversation cannot go on", "train small.toml --pool.train_prompts 40 --pool.held_out_prompts 8",
-            r"policies\.qwen: models/qwen: the chat template changes what was said when more is said; wanted one by which .*cure: policies\.X",
+            r"policies\.qwen: models/qwen: the chat template changes earlier messages when later ones are added; wanted a template with which .*cure: set policies\.X",
             both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), model("chat_template.jinja",
                  "{% for m in messages %}{{ m.content }}{{ '.' if loop.last else ';' }}{% endfor %}"))),
     Mistake("an agent that is not there", "train small.toml --pool.train_prompts 40 --pool.held_out_prompts 8",
@@ -353,7 +353,7 @@ MODELS = [
             both(edit('source = "jsonl"\ndataset = "sums.jsonl"', "source = 'environment'\ndataset = 'my_dice:Dice'"),
                  lambda folder: (folder / "my_dice.py").write_text(DICE))),
     Mistake("a conversation for a model without a template", "train small.toml",
-            r"tasks\.sums: a prompt is a conversation, and the model has no chat template; got '2 messages'",
+            r"tasks\.sums: a prompt is a conversation, but the model has no chat template; got '2 messages'",
             data(rows(60) + rows(1, prompt=SYSTEM_FIRST))),
     Mistake("a model that chats, without its template", "train small.toml",
             r"the model was trained to chat, and its folder has no chat template; got .*<\|im_start\|> opens a turn"
@@ -376,9 +376,9 @@ def asked(line: str, template: str | None = CHAT) -> Callable[[Path], object]:
 
 HAS_RENDERERS = importlib.util.find_spec("renderers") is not None
 FAMILY = r"policies\.qwen\.prompt\.family = 'qwen9': the package renderers " + (
-    r"knows no such family; wanted deepseek-r1, .*qwen3\.5"
+    r"does not know this family; wanted deepseek-r1, .*qwen3\.5"
     if HAS_RENDERERS
-    else r"is not there; cure: pip install 'mrl\[renderers\]'"
+    else r"is not installed; cure: pip install 'mrl\[renderers\]'"
 )
 PROMPTS = [
     Mistake("a system message without a template", "check small.toml",
@@ -386,14 +386,14 @@ PROMPTS = [
             r"chat template to put it into.*wanted chat_template\.jinja.*cure: policies\.qwen\.prompt\.chat_template = FILE",
             asked('system = "Be brief."', None)),
     Mistake("a family without a template", "check small.toml",
-            r"policies\.qwen\.prompt\.family = 'glm-5': there is no chat template to hold the family against", asked('family = "glm-5"', None)),
+            r"policies\.qwen\.prompt\.family = 'glm-5': no chat template to compare prompt.family with", asked('family = "glm-5"', None)),
     Mistake("no such family", "check small.toml", FAMILY,
             asked('family = "qwen9"')),
     Mistake("a template that leaves the system message out", "check small.toml",
             r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.system: the chat template leaves out the system message.*got .*Be brief",
             asked('system = "Be brief."', "{{ messages[-1].content }}")),
     Mistake("a template that refuses the system message", "check small.toml",
-            r"policies\.qwen: models/qwen/chat_template\.jinja: the chat template refuses a prompt; got 'no system here",
+            r"policies\.qwen: models/qwen/chat_template\.jinja: the chat template cannot render a prompt; got 'no system here",
             asked('system = "Be brief."', "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}x")),
     Mistake("an option that the template does not read", "check small.toml",
             r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.template_options\.enable_thinking: the chat template does not read it.*got 'enable_thinking = False'",
@@ -403,7 +403,7 @@ PROMPTS = [
     Mistake("a template that is none", "check small.toml", r"policies\.qwen\.prompt\.chat_template: the file contains no Jinja template",
             asked('chat_template = "sums.jsonl"')),
     Mistake("a template of one's own with a mistake", "check small.toml",
-            r"policies\.qwen: prompt\.chat_template:1: the chat template is not valid.*cure: mend the template", asked('chat_template = "{% for %}"')),
+            r"policies\.qwen: prompt\.chat_template:1: the chat template is not valid.*cure: fix the template", asked('chat_template = "{% for %}"')),
     Mistake("an example that is none", "check small.toml", r"sums\.jsonl:1: policies\.qwen\.prompt\.few_shot_file: invalid few-shot example.*wanted .*assistant",
             asked('few_shot_file = "sums.jsonl"')),
     Mistake("a template with two BOS", "check small.toml", r"policies\.qwen: a prompt would open with two BOS.*cure: take one of them out of the template",

@@ -55,7 +55,7 @@ def test_a_comment_in_a_list_makes_no_other_environment(recipes, home):
 
 def test_an_engine_without_a_recipe_is_named(recipes):
     """With those that have one."""
-    with pytest.raises(EngineError, match=r"no recipe.*'sglang-gpu'.*wanted vllm-cpu"):
+    with pytest.raises(EngineError, match=r"no installation recipe.*'sglang-gpu'.*wanted vllm-cpu"):
         environment_folder("sglang", "gpu", recipes=recipes)
 
 

@@ -108,7 +108,7 @@ def test_scores_at_another_temperature_are_refused(rig, llama):
     rig.serve(llama)
     dialect = rig.engine._dialect
 
-    with pytest.raises(EngineError, match=r"temperature 1 alone"):
+    with pytest.raises(EngineError, match=r"only at temperature 1"):
         rig.engine._run(dialect.score(rig.engine._http, TEXT, 0.7, 0), 60.0)
 
 

@@ -120,5 +120,5 @@ def test_a_server_of_several_gpus_shares_out_its_model(launch):
 
     assert "--tp-size" not in sglang_launch.command(one)
     assert option(sglang_launch.command(dataclasses.replace(one, gpus=4)), "--tp-size") == "4"
-    with pytest.raises(EngineError, match="cannot share out this model"):
+    with pytest.raises(EngineError, match="cannot split this model evenly"):
         sglang_launch.command(dataclasses.replace(one, gpus=3))

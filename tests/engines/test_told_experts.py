@@ -122,7 +122,7 @@ def test_an_engine_without_known_routers_is_refused_where_it_is_to_tell(tiny_mod
     """At its start, and in one line."""
     tiny_model("qwen3").save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelFolderError, match="router_replay: the routers of this model"):
+    with pytest.raises(ModelFolderError, match="router_replay does not support this model type"):
         EmbeddedEngine(tmp_path, SAMPLING, device="cpu", max_running=8)
 
 
@@ -226,7 +226,7 @@ def test_what_nobody_asked_for_is_not_taken():
 def test_a_server_that_tells_nothing_is_named_at_its_start():
     """Somebody else's, that was started without; it may be that none of its answers is asked for as it has to be."""
     server = Telling(tells=False)
-    with pytest.raises(EngineError, match=r"toy at toy: .*which experts.*--enable-return-routed-experts"):
+    with pytest.raises(EngineError, match=r"toy at toy: .*does not report the experts.*--enable-return-routed-experts"):
         asyncio.run(check_answers(server, server, SAMPLING))  # type: ignore[arg-type]
     asyncio.run(check_answers(Telling(), server, SAMPLING))  # type: ignore[arg-type]
 

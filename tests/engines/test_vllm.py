@@ -394,10 +394,10 @@ def test_a_server_whose_answer_for_all_copies_is_not_known_takes_no_broadcast(se
     """One worker has one seat; without the extension, as on a GPU, there is none."""
     assert ask(VLLM.broadcast_seats) == Seats(1)
     server.answers["/get_world_size"] = {"world_size": 2}
-    with pytest.raises(EngineError, match="files alone"):
+    with pytest.raises(EngineError, match="only as files"):
         ask(VLLM.broadcast_seats)
     server.answers |= {"/get_world_size": {"world_size": 1}, "/collective_rpc": web.Response(status=500)}
-    with pytest.raises(EngineError, match="files alone"):
+    with pytest.raises(EngineError, match="only as files"):
         ask(VLLM.broadcast_seats)
 
 
@@ -431,7 +431,7 @@ def test_a_score_that_an_update_gave_up_is_none(server, ask):
 
     assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 0)) is None
     assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 0)) == [(-0.5, []), (-2.0, [])]
-    with pytest.raises(EngineError, match=r"temperature 1 only; got 0.7"):
+    with pytest.raises(EngineError, match=r"only at temperature 1; got 0.7"):
         ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7, 0))
 
 

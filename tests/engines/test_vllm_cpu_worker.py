@@ -123,7 +123,7 @@ def test_what_is_held_counts_as_published_as_long_as_it_is_its_rounding(worker, 
     ("change", "why"),
     [
         (lambda tensors: tensors.pop("k"), "not written"),
-        (lambda tensors: tensors["q"].fill_(float("nan")), "not a number"),
+        (lambda tensors: tensors["q"].fill_(float("nan")), "NaN"),
         (lambda tensors: tensors.update(other=torch.zeros(1)), "other"),
         (lambda tensors: tensors.update(q=torch.zeros(5, 3)), "Error"),
     ],
@@ -198,7 +198,7 @@ def test_a_number_that_is_none_is_refused_beside_what_is_served(worker, tmp_path
     assert one.mrl_serve_arrived() == {}
     second["k"][1, 1] = float("nan")
 
-    assert "not a number" in taken(one, tmp_path / "second", second, digests(second))["refused"]
+    assert "NaN" in taken(one, tmp_path / "second", second, digests(second))["refused"]
 
 
 def test_other_shapes_go_through_the_models_own_loader(worker, tmp_path):

@@ -290,7 +290,7 @@ def test_other_bytes_on_the_learners_device_are_refused(worker, tmp_path):
     lying = digests(drawn(2))
     one.mrl_take(json.dumps({"folder": str(tmp_path / "1" / "0.1"), "digests": lying}))
     one.mrl_arriving.exception(20.0)
-    assert "other bytes than were published" in one.mrl_arrival()["refused"]
+    assert "checksums differ from the published ones" in one.mrl_arrival()["refused"]
 
 
 def test_a_worker_that_cannot_see_the_learners_device_says_so_and_reads_files(worker, tmp_path, caplog):
@@ -304,7 +304,7 @@ def test_a_worker_that_cannot_see_the_learners_device_says_so_and_reads_files(wo
     assert one.mrl_arrival() == {}
     assert one.mrl_serve_arrived() == {}
     assert held(one) == digests(tensors)
-    assert "from files, not from the learner's GPU: the tensors lie on GPU-1, and are wanted on cpu" in caplog.text
+    assert "from files, not from the learner's GPU: the tensors are on GPU-1, but are needed on cpu" in caplog.text
 
 
 @pytest.mark.parametrize("failing", ["read", "close"])

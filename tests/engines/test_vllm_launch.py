@@ -54,7 +54,7 @@ def test_on_a_cpu_prompts_are_read_whole(tmp_path, longest, at_once):
 @pytest.mark.parametrize("shape", [{"head_dim": 16}, {"head_dim": None, "num_attention_heads": 4}])
 def test_a_head_size_that_vllm_lacks_on_a_cpu_is_refused_before_the_start(tmp_path, shape):
     """vLLM starts with it, and ends at the first request."""
-    with pytest.raises(EngineError, match=r"config.json: vLLM on a CPU lacks this head_dim; got 16"):
+    with pytest.raises(EngineError, match=r"config.json: vLLM on a CPU does not support this head_dim; got 16"):
         vllm_launch.command(launch(tmp_path, **shape))
 
     assert vllm_launch.command(launch(tmp_path, device="cuda", **shape))
@@ -101,7 +101,7 @@ def test_of_a_model_that_sees_the_language_is_served_alone(tmp_path):
     seeing = NESTED | {"vision_config": {"hidden_size": 32}}
 
     assert "--language-model-only" in vllm_launch.command(launch(tmp_path, device="cuda", **seeing))
-    with pytest.raises(EngineError, match="lacks torchvision, which models of images need; got 'gemma3_text'"):
+    with pytest.raises(EngineError, match="lacks torchvision, which image models need; got 'gemma3_text'"):
         vllm_launch.command(launch(tmp_path, **seeing))
     assert "--language-model-only" not in vllm_launch.command(launch(tmp_path, device="cuda", **NESTED))
 
@@ -176,5 +176,5 @@ def test_a_server_of_several_gpus_shares_out_its_model(tmp_path, monkeypatch):
     assert vllm_launch.environment(two)["NCCL_SOCKET_IFNAME"] == "lo"
     monkeypatch.setenv("MRL_HOST", "n1")
     assert "NCCL_SOCKET_IFNAME" not in vllm_launch.environment(two)
-    with pytest.raises(EngineError, match="cannot share out this model"):
+    with pytest.raises(EngineError, match="cannot split this model evenly"):
         vllm_launch.command(dataclasses.replace(one, gpus=4))

@@ -22,7 +22,7 @@ from mrl.weights.publish import Publisher
 from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, ReloadingVLLM, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
-FROM_FILES = "weights taken from files, not from the learner's GPU"
+FROM_FILES = "weights are read from files, not from the learner's GPU"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_versions_in_memory_are_reloaded_and_every_byte_of_them_is_proved(engine
     wanted = read_manifest(paths[-1]).tensors
     assert engine.checksums() == wanted
     name = "model.layers.1.mlp.up_proj.weight"
-    with pytest.raises(WeightsError, match=f"other bytes than were published, of {name}"):
+    with pytest.raises(WeightsError, match=f"checksums differ from the published ones: {name}"):
         engine.load(paths[-1].parent, Version(0, 9), wanted | {name: "0" * 32})
     assert engine.version == Version(0, 4)
     engine.load(paths[-2].parent, Version(0, 3), read_manifest(paths[-2]).tensors)
@@ -102,7 +102,7 @@ def test_versions_on_the_learners_device_are_reloaded_from_there(engine, start, 
         assert (FROM_FILES in said.read_text()) == (step == 4)
 
     wanted, name = read_manifest(path).tensors, "model.layers.1.mlp.up_proj.weight"
-    with pytest.raises(WeightsError, match=f"other bytes than were published, of {name}"):
+    with pytest.raises(WeightsError, match=f"checksums differ from the published ones: {name}"):
         engine.load(path.parent, Version(1, 9), wanted | {name: "0" * 32})
     assert engine.version == Version(1, 4)
     publisher.close()

@@ -17,7 +17,11 @@ FINE = Machine(580, (2, 34), True, True)
         ("vllm", FINE, []),
         ("sglang", FINE, []),
         ("vllm", Machine(None, None, True, True), []),
-        ("vllm", Machine(575, (2, 31), True, True), [r"vllm on GPUs: driver 575; wanted >= 580.*cure: a newer driver"]),
+        (
+            "vllm",
+            Machine(575, (2, 31), True, True),
+            [r"vllm on GPUs: driver 575; wanted >= 580.*cure: install a newer"],
+        ),
         ("sglang", Machine(600, (2, 31), True, True), [r"sglang on GPUs: glibc 2\.31; wanted >= 2\.34; cure: "]),
         (
             "vllm",

@@ -94,7 +94,7 @@ def test_a_window_that_is_nowhere_but_in_a_mask_is_refused(make_family):
     model = make_family("granite")
     use_row_attention(model)
     model.config.sliding_window = 4
-    with pytest.raises(ModelFolderError, match="cannot be exchanged"):
+    with pytest.raises(ModelFolderError, match="cannot be replaced"):
         check_forward(model, canary_sequences(64, num_tokens=12))
     model.config.attention_chunk_size = 8
     with pytest.raises(ModelFolderError, match="attention_chunk_size"):

@@ -18,7 +18,7 @@ def ignore(step, loss):
 def test_a_missing_folder_is_one_line_with_the_cure(tmp_path):
     """The message names the folder and the command that makes policies."""
     with pytest.raises(
-        ModelFolderError, match=r"nowhere: model folder is missing; .*cure: mrl policies make"
+        ModelFolderError, match=r"nowhere: the model folder is missing; .*cure: `mrl policies make"
     ) as caught:
         load_policy(tmp_path / "nowhere")
     assert "\n" not in str(caught.value)
@@ -48,7 +48,7 @@ def test_a_model_that_memory_does_not_hold_is_no_fault_of_its_folder(tiny_model,
     with pytest.raises(DeviceError, match=r"GPU|CUDA"):
         load_policy(tmp_path / "p", "cuda")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *_, **__: torch.empty(1 << 50))
-    with pytest.raises(DeviceError, match=r"p: out of memory while a model is loaded; .*cure: a smaller model"):
+    with pytest.raises(DeviceError, match=r"p: out of memory while loading the model; .*cure: use a smaller model"):
         load_policy(tmp_path / "p")
 
 

@@ -67,7 +67,7 @@ def test_what_sees_gets_no_adapters() -> None:
     names = adapted_modules(model)
     assert len(names) == 2 * 7
     assert all(name.startswith("model.language_model.") for name in names)
-    with pytest.raises(ConfigError, match="no such linear layers; got 'fc1'; wanted some of down_proj"):
+    with pytest.raises(ConfigError, match="no linear layers of these names; got 'fc1'; wanted some of down_proj"):
         add_adapters(AutoModelForCausalLM.from_config(config), LoraTable(target_modules=["fc1"]), seed=1)
 
 
@@ -121,7 +121,7 @@ def test_only_the_named_modules_get_adapters() -> None:
 def test_modules_that_do_not_exist_are_told_on_one_line(modules: list[str]) -> None:
     """With those that do; also when only one of several is wrong."""
     with pytest.raises(
-        ConfigError, match=r"target_modules: the model has no such linear layers.*o_proj.*q_proj"
+        ConfigError, match=r"target_modules: the model has no linear layers of these names.*o_proj.*q_proj"
     ) as told:
         add_adapters(make_model(), LoraTable(target_modules=modules), seed=0)
     assert "\n" not in str(told.value)

@@ -11,7 +11,7 @@ from mrl.models import memory_file
 from mrl.models.memory_file import MemoryFile
 from mrl.models.tensor_file import shape_of
 
-LINE = r"memory of this host: no room for weights of a; got '(.*)'; wanted 0\.\d+ GB more; cure: .*weights_in"
+LINE = r"memory of this host: not enough memory for weights of a; got '(.*)'; wanted 0\.\d+ GB; cure: .*weights_in"
 
 
 def test_what_would_not_fit_is_not_asked_for(monkeypatch) -> None:
@@ -36,4 +36,4 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 MemoryFile("weights of a").lay_out([shape_of("w", torch.empty(80_000_000, dtype=torch.uint8))])
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert "DeviceError: memory of this host: no room for weights of a; got 'File too large; " in ended.stderr
+    assert "DeviceError: memory of this host: not enough memory for weights of a; got 'File too large; " in ended.stderr

@@ -65,13 +65,13 @@ def test_what_comes_piece_by_piece_has_the_digest_of_the_whole(room_bytes: int) 
 @pytest.mark.parametrize(
     ("header", "data", "words"),
     [
-        ({"a": entry(0, 8, [2])}, bytes(7), "1 bytes are missing at its end"),
-        ({"a": entry(0, 8, [2])}, bytes(9), "more in the file"),
+        ({"a": entry(0, 8, [2])}, bytes(7), "truncated: 1 bytes are missing"),
+        ({"a": entry(0, 8, [2])}, bytes(9), "longer than its header says"),
         ({"a": entry(0, 4, [2])}, bytes(4), "a has 4 bytes"),
-        ({"a": entry(0, 8, [2]), "b": entry(12, 16, [1])}, bytes(16), "one behind the other"),
-        ({"a": entry(4, 8, [1])}, bytes(8), "one behind the other"),
-        ({"a": {"dtype": "F12", "shape": [1], "data_offsets": [0, 4]}}, bytes(4), "no safetensors header"),
-        ([], b"", "no safetensors header"),
+        ({"a": entry(0, 8, [2]), "b": entry(12, 16, [1])}, bytes(16), "not stored contiguously"),
+        ({"a": entry(4, 8, [1])}, bytes(8), "not stored contiguously"),
+        ({"a": {"dtype": "F12", "shape": [1], "data_offsets": [0, 4]}}, bytes(4), "invalid safetensors header"),
+        ([], b"", "invalid safetensors header"),
     ],
 )
 def test_a_broken_file_is_refused(tmp_path, header, data, words):

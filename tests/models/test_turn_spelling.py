@@ -213,9 +213,13 @@ def test_templates_by_which_a_conversation_goes_on_pass(spelling, template, has_
 @pytest.mark.parametrize(
     ("template", "has_tools", "words"),
     [
-        (REWRITING, False, "changes what was said when more is said"),
-        (THINKING, True, "does not say what tools a turn calls"),
-        ("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}", False, "does not say each turn once"),
+        (REWRITING, False, "changes earlier messages when later ones are added"),
+        (THINKING, True, "does not render the tool calls of a turn"),
+        (
+            "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+            False,
+            "does not render each turn exactly once",
+        ),
         (
             "{% for m in messages %}{{ raise_exception('roles') if loop.index > 2 else m.content }}{% endfor %}",
             False,
@@ -229,8 +233,8 @@ def test_a_template_without_a_bridge_is_refused(spelling, folder, template, has_
         spelling(template).check(has_tools=has_tools)
     if words != "roles":  # the template's own word
         assert str(folder) in str(raised.value)
-        assert "wanted one by which a conversation can go on" in str(raised.value)
-        assert "cure: policies.X.prompt.chat_template: a file with another one" in str(raised.value)
+        assert "wanted a template with which a conversation can continue" in str(raised.value)
+        assert "cure: set policies.X.prompt.chat_template to a file with another template" in str(raised.value)
 
 
 def test_what_opens_and_what_begins_an_answer_stand_in_both_places(spelling, text):
@@ -330,7 +334,7 @@ def test_a_message_may_be_told_in_other_letters_and_not_left_out(spelling, text)
     said = [Message("tool", 'a"b', name="look_up"), Message("tool", "c", name="look_up")]
     assert '"a\\"b"' in text(in_json.bridge([], (CALL,), said))
     leaves_out = spelling(CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'tool' }}"))
-    with pytest.raises(ModelFolderError, match="leaves out a message behind a turn"):
+    with pytest.raises(ModelFolderError, match="leaves out a message after a turn"):
         leaves_out.bridge([], (CALL,), said)
 
 

@@ -115,11 +115,16 @@ def test_torch_takes_what_it_is_given():
 @pytest.mark.parametrize(
     ("capability", "head_size", "softcap", "words"),
     [
-        (None, 64, None, "from Ampere on; got 'a CPU'; wanted compute capability >= 8.0; cure: .*= \"rows\""),
-        ((7, 5), 64, None, "from Ampere on; got 'Some GPU'"),
-        ((8, 0), 64, 50.0, "no soft cap of scores; got 50.0"),
-        ((9, 0), 320, None, "no heads of this size; got 320; wanted a multiple of 8, 256 at most"),
-        ((9, 0), 60, None, "no heads of this size; got 60"),
+        (
+            None,
+            64,
+            None,
+            "needs an Ampere GPU or a newer one; got 'a CPU'; wanted compute capability >= 8.0; cure: .*= \"rows\"",
+        ),
+        ((7, 5), 64, None, "needs an Ampere GPU or a newer one; got 'Some GPU'"),
+        ((8, 0), 64, 50.0, "not support soft-capped scores; got 50.0"),
+        ((9, 0), 320, None, "not support this head size; got 320; wanted a multiple of 8, 256 at most"),
+        ((9, 0), 60, None, "not support this head size; got 60"),
     ],
 )
 def test_what_the_kernel_is_not_written_for_is_refused(monkeypatch, capability, head_size, softcap, words):

@@ -151,11 +151,11 @@ def test_tools_without_readable_calls_name_the_key(run):
 @pytest.mark.parametrize(
     ("family", "error"),
     [
-        ("qwen9", r"^policies\.p\.prompt\.family = 'qwen9': the package renderers knows no such family"),
+        ("qwen9", r"^policies\.p\.prompt\.family = 'qwen9': the renderers package does not know this family"),
         ("glm-4.5", r"^policies\.p\.prompt\.family = 'glm-4\.5': the package renderers cannot use"),
         (
             "prime-qwen3",
-            r"^policies\.p\.prompt\.family = 'prime-qwen3': the chat template says a conversation otherwise",
+            r"^policies\.p\.prompt\.family = 'prime-qwen3': the chat template and the family render a conversation",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_what_a_family_says_of_tools_is_proved_wherever_it_reads_calls(run, fold
     """At the gateway too."""
     template = folder / "chat_template.jinja"
     template.write_text(template.read_text().replace("\n<function=", "<function="))
-    with pytest.raises(ModelFolderError, match="says a conversation otherwise"):
+    with pytest.raises(ModelFolderError, match="the family render a conversation differently"):
         told(run(**shape))
 
 

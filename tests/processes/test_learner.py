@@ -77,7 +77,7 @@ def test_memory_that_runs_out_ends_a_learner_with_its_cures(
         "cure: learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, learner.optimizer_dtype"
         in line
     )
-    assert line.endswith("`mrl check CONFIG` shows what each process needs")
+    assert line.endswith("`mrl check CONFIG` shows the memory that each process needs")
 
 
 @pytest.mark.parametrize(("every", "evaluates"), [(NO_EVALUATION, False), (0, True)])

@@ -196,7 +196,7 @@ def test_a_last_version_that_cannot_be_written_ends_the_learner(learner, monkeyp
     monkeypatch.setattr(learner.files, "publish_weights", full)
     sources, canary = plain_sources(named_weights(learner.model).items()), make_canary(learner.model, CANARY)
     learner.publisher.begin(sources, Version(0, 2), canary, lasts=True)
-    with pytest.raises(RoleFailed, match=r"version 0\.2, the last one, cannot be written: .*No space"):
+    with pytest.raises(RoleFailed, match=r"the last version, 0\.2, cannot be written: .*No space"):
         learner.publisher.finish()
 
 

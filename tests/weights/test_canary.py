@@ -175,7 +175,7 @@ def test_scores_of_other_texts_are_no_scores():
     """As of a server that refuses a text."""
     canary = canary_of(np.zeros((ROWS, TOKENS)), np.zeros((ROWS, TOKENS)))
 
-    with pytest.raises(ValueError, match="other texts"):
+    with pytest.raises(ValueError, match="do not match the texts"):
         gap_nats(canary, [*canary.logprobs[:-1], []])
 
 

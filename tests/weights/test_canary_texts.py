@@ -57,5 +57,5 @@ def test_a_row_has_something_to_score_and_room_for_the_token_that_a_server_sampl
     assert texts_of_prompts([ids(1, first=5), ids(2, first=7)]) == [[5, 5, 5, 5], [7, 8, 7, 8]]
     assert [longest_row(tokens) for tokens in (16, 4096)] == [15, MAX_ROW_TOKENS]
     assert len(texts_of_step([ids(40)], [ids(40)], max_row_tokens=15)[0]) == 15
-    with pytest.raises(ValueError, match="needs a prompt"):
+    with pytest.raises(ValueError, match="needs at least one prompt"):
         texts_of_prompts([])

@@ -257,7 +257,7 @@ def test_one_checkpoint_is_in_flight_and_its_wait_is_bounded(tmp_path):
     saver = Saver(store, rank=0, num_ranks=1, life=0, timeout_s=0.05)
     saver.save(1, {"w": torch.ones(3)}, {})
 
-    with pytest.raises(CheckpointError, match=r"checkpoint 1: not on the disk within"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 1: not written to disk within"):
         saver.save(2, {"w": torch.ones(3)}, {})
     store.go_on.set()
 
@@ -309,7 +309,9 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model, tmp_path, change):
     save(store, 3, training_tensors(other, source))
     before = [p.detach().clone() for p in own.parameters()]
 
-    with pytest.raises(CheckpointError, match=r"step_3: is a checkpoint of another model.*cure: the policy's model"):
+    with pytest.raises(
+        CheckpointError, match=r"step_3: is a checkpoint of another model.*cure: restore the policy's model"
+    ):
         restore_training(own, torch.optim.AdamW(own.parameters()), store.open(3))
 
     assert all(torch.equal(a, b) for a, b in zip(before, own.parameters(), strict=True))
@@ -334,7 +336,7 @@ def test_adapters_that_add_nothing_are_left_behind(tiny_model, tmp_path, moved):
         restore_training(own, torch.optim.AdamW(trained_weights(own).values()), store.open(3))
 
     if moved == "v_proj":
-        with pytest.raises(CheckpointError, match=r"another model: differing names .*v_proj\.lora_"):
+        with pytest.raises(CheckpointError, match=r"another model: different names .*v_proj\.lora_"):
             restore()
         return
     restore()

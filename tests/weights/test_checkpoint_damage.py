@@ -215,4 +215,4 @@ def test_damage_gives_the_right_values_or_one_line(
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(saved: Path, tmp_path: Path) -> None:
     """Somebody renamed it: versions would be used twice, or left out."""
     shutil.copytree(saved, tmp_path / "step_9")
-    assert "is that of step 6" in str(CheckpointStore(tmp_path, "a").problem(9))
+    assert "the manifest is of step 6" in str(CheckpointStore(tmp_path, "a").problem(9))

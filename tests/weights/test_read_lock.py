@@ -80,7 +80,7 @@ def test_memory_that_is_not_to_be_seen_is_told_from_what_was_pruned(tmp_path):
     """As in a container with processes of its own: the folder is there, and what it links to is not; with the key."""
     (tmp_path / "model.safetensors").symlink_to("/proc/1/fd/1000000")
     with (
-        pytest.raises(WeightsError, match=r'not to be seen from here; .*rollout\.weights_in = "disk"'),
+        pytest.raises(WeightsError, match=r'cannot be accessed from this process; .*rollout\.weights_in = "disk"'),
         read_lock(tmp_path),
     ):
         pass
@@ -91,7 +91,7 @@ def test_a_link_to_what_is_no_file_any_more_ends_nobody(tmp_path):
     with socket.socket() as other:
         (tmp_path / "model.safetensors").symlink_to(f"/proc/{os.getpid()}/fd/{other.fileno()}")
         assert not is_read_locked(tmp_path)
-        with pytest.raises(WeightsError, match="not to be read"), read_lock(tmp_path):
+        with pytest.raises(WeightsError, match="cannot be read"), read_lock(tmp_path):
             pass
 
 

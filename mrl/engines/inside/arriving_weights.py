@@ -106,7 +106,7 @@ def check(found: dict[str, str], wanted: dict[str, str]) -> None:
     """Check digests. Raises ValueError unless every name in `wanted` was found with the same digest."""
     wrong = [name for name, its_digest in wanted.items() if found.get(name) != its_digest]
     if wrong:
-        raise ValueError(f"other bytes than were published, of {', '.join(wrong[:5])}")
+        raise ValueError(f"checksums differ from the published ones: {', '.join(wrong[:5])}")
 
 
 class InFile(NamedTuple):
@@ -129,7 +129,7 @@ class InFile(NamedTuple):
             if self.mapped is not None:
                 np.copyto(chunk, self.mapped[start : start + len(chunk)])
             elif os.preadv(self.file.fileno(), [chunk.data], start) < len(chunk):
-                raise EOFError(f"{self.file.name}: is cut")
+                raise EOFError(f"{self.file.name}: the file is truncated")
             hashing.update(chunk.data)
         return hashing.hexdigest()
 
@@ -149,7 +149,7 @@ class OpenFolders:
         """Open a folder: name -> tensor. Raises OSError, and ValueError for a file that is no safetensors file."""
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
-            raise FileNotFoundError(f"{folder}: no *.safetensors")
+            raise FileNotFoundError(f"{folder}: no *.safetensors files")
         with ExitStack() as closing:
             found: dict[str, InFile] = {}
             for path in paths:

@@ -31,7 +31,7 @@ def receive(seat: dict[str, Any]) -> dict[str, torch.Tensor]:
     tensors = {name: tensor for bucket in buckets for name, tensor in bucket.items()}
     wrong = [name for name, tensor in tensors.items() if digest(tensor) != seat["digests"].get(name)]
     if wrong:
-        raise ValueError(f"other bytes came than were published, of {', '.join(wrong[:5])}")
+        raise ValueError(f"checksums of received weights differ from the published ones: {', '.join(wrong[:5])}")
     return tensors
 
 

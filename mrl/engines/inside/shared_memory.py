@@ -60,7 +60,7 @@ class OpenMemory:
         """Raises OSError, ValueError when the memory cannot be opened from this device."""
         self.device = device
         if (device.type == "cuda") != bool(gpu):
-            raise OSError(f"the tensors lie on {gpu or 'the host'}, and are wanted on {device}")
+            raise OSError(f"the tensors are on {gpu or 'the host'}, but are needed on {device}")
         if device.type == "cpu":
             with Path(handle).open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), num_bytes, flags=mmap.MAP_PRIVATE)

@@ -204,7 +204,7 @@ class _Place:
         else:
             read, its_digest = whole, file.read_into(whole)
         if read.numel() and not all(bound.isfinite() for bound in read.aminmax()):  # the quickest check for NaN
-            raise ValueError("not a number")
+            raise ValueError("the weights contain NaN or infinite values")
         return its_digest
 
     def settle(self, tensor: torch.Tensor) -> None:
@@ -252,7 +252,7 @@ class _Watch(TorchDispatchMode):
         """Raise ValueError for tensors that the model took and copied nowhere."""
         unused = [name for name, place in self.places.items() if not place.is_used]
         if unused:
-            raise ValueError(f"no place in this model for {', '.join(unused[:5])}")
+            raise ValueError(f"this model does not use these tensors: {', '.join(unused[:5])}")
 
     def settled(self) -> dict[str, _Place]:
         """Name of each tensor -> its places, with the digests that it has to have there."""
@@ -272,7 +272,7 @@ class _Watch(TorchDispatchMode):
 def _check_written(parameters: dict[str, torch.nn.Parameter]) -> None:
     unwritten = [name for name, parameter in parameters.items() if not parameter.numel() or parameter.isnan().any()]
     if unwritten:
-        raise ValueError(f"not written, or not a number: {', '.join(unwritten[:5])}")
+        raise ValueError(f"parameters were not written, or contain NaN: {', '.join(unwritten[:5])}")
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -54,7 +54,7 @@ class GpuWeightsExtension(ArrivingWeights):
             self.mrl_shared = OpenVersion(folder, self.device)
             found = {name: one.digest(self.mrl_room) for name, one in self.mrl_shared.tensors.items()}
         except (OSError, RuntimeError, ValueError, KeyError) as error:
-            logging.getLogger("vllm").warning("weights taken from files, not from the learner's GPU: %s", error)
+            logging.getLogger("vllm").warning("weights are read from files, not from the learner's GPU: %s", error)
             self._close_shared()
             found = {}
         if not found:

@@ -20,7 +20,7 @@ find_python() {  # the pinned packages are those of one minor version
             return
         fi
     done
-    die "no Python 3.11 found (looked for ${PYTHON:-python3.11 python3 $1}); install it, or name it: PYTHON=/path/to/python3.11"
+    die "no Python 3.11 found (looked for ${PYTHON:-python3.11 python3 $1}); install it, or name its path: PYTHON=/path/to/python3.11"
 }
 
 pinned() { grep -oE '^[^# ]+' "$1" | grep -vE -f "$2"; }
@@ -30,7 +30,7 @@ check() {  # uv asks an index for metadata alone, where pip would download wheel
     making=$(mktemp -d)
     # shellcheck disable=SC2064
     trap "rm -rf '$making'" EXIT
-    "$python" -m pip install --quiet --no-input --target "$making/uv" uv || die "pip has no uv, which asks for metadata alone"
+    "$python" -m pip install --quiet --no-input --target "$making/uv" uv || die "cannot install uv with pip; uv reads package metadata without downloading wheels"
     sed -n 's/^# relaxed: \([^ ]*\).*/\1/p' "$list" >"$making/relaxed"
     if ! "$making/uv/bin/uv" pip compile --quiet --no-header --only-binary :all: --override "$making/relaxed" \
         --python-version 3.11 --python-platform x86_64-manylinux_2_34 "$list" >"$making/resolved"; then
@@ -39,7 +39,7 @@ check() {  # uv asks an index for metadata alone, where pip would download wheel
     # What is relaxed is the index's newest, whichever that is on the day.
     sed -E 's/[<>=!~].*/==/; s/^/^/' "$making/relaxed" >"$making/free"
     if ! diff <(pinned "$list" "$making/free") <(pinned "$making/resolved" "$making/free") >&2; then
-        die "$list (<) is not what it resolves to (>)"
+        die "the packages of $list (<) differ from what it resolves to (>)"
     fi
     say "$(grep -cE '^[^#]' "$list") packages resolve"
 }
@@ -71,7 +71,7 @@ main() {  # read as a whole before it begins, so that the file may change meanwh
     mkdir -p "$(dirname "$folder")"
     if command -v flock >/dev/null; then
         exec 9>"$folder.lock"
-        flock -n 9 || { say "another call makes it; waiting"; flock 9; }
+        flock -n 9 || { say "another process is making this environment; waiting"; flock 9; }
         if [ -x "$folder/bin/python" ]; then echo "$folder/bin/python"; exit 0; fi
     fi
 
@@ -84,7 +84,7 @@ main() {  # read as a whole before it begins, so that the file may change meanwh
         mv "$making/recipe.log" "$folder.failed.log"
         rm -rf "$making"
         tail -n 20 "$folder.failed.log" >&2
-        die "the recipe of $engine failed; its whole output: $folder.failed.log"
+        die "the recipe of $engine failed; full output: $folder.failed.log"
     fi
     mv "$making" "$folder"  # whole and proven, or not there
     say "done in $SECONDS s"

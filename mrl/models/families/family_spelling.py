@@ -48,7 +48,7 @@ class FamilySpelling(TurnSpelling):
         self.family = prompt.family
         if not self.template:
             raise ModelFolderError(
-                "there is no chat template to hold the family against",
+                "no chat template to compare prompt.family with",
                 where=f"{KEY} = {self.family!r}",
                 wanted="a chat template in the model's folder, or prompt.chat_template",
             )
@@ -71,11 +71,11 @@ class FamilySpelling(TurnSpelling):
         for role in ("user", *["tool"] * has_tools):
             if self._is_by_package(role) and self._eos_ids and (end := self._end_ids[role]) not in self._eos_ids:
                 raise ModelFolderError(
-                    f"the family ends a turn before messages of role {role} by a token that is no EOS of the model",
+                    f"the family ends a turn before {role} messages with a token that is not an EOS of the model",
                     where=f"{KEY} = {self.family!r}",
                     got=", ".join(map(self.name, sorted(self._eos_ids))),
                     wanted=self.name(end),
-                    cure=f"eos_token_id in the folder's generation_config.json: a list with {end} in it too",
+                    cure=f"add {end} to eos_token_id in the folder's generation_config.json",
                 )
 
     @cached_property
@@ -118,7 +118,7 @@ class FamilySpelling(TurnSpelling):
         except Exception:  # noqa: BLE001 - whatever a policy says, it has said no call
             return [FamilyCall("", None, "malformed structure")]
         if len({call.token_span for call in found}) < len(whole):
-            read.append(FamilyCall("", None, "a call behind what ends the turn, or within another"))
+            read.append(FamilyCall("", None, "a call after the end of the turn, or inside another call"))
         return read or [FamilyCall("", None, "no call")]
 
     def _is_by_package(self, role: str) -> bool:
@@ -152,9 +152,9 @@ class FamilySpelling(TurnSpelling):
         try:
             return self._renderer.render(list(chat), tools=list(tools) or None, add_generation_prompt=True)
         except Exception as error:
-            what = "the package renderers cannot say a conversation of this family"
+            what = "the renderers package cannot render a conversation of this family"
             where, got = f"{KEY} = {self.family!r}", " ".join(str(error).split())[:200]
-            raise ModelFolderError(what, where=where, got=got, cure="no family") from error
+            raise ModelFolderError(what, where=where, got=got, cure="remove prompt.family") from error
 
     def _compare(self, by_template: str, by_family: str, last_ids: list[int], *, is_whole: bool = True) -> None:
         """Raises ModelFolderError unless both texts are the same, or the first ends in the second, with these ids at
@@ -211,11 +211,12 @@ class FamilySpelling(TurnSpelling):
         place = next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
         shown = slice(max(0, place - BEFORE_CHARS), place + SHOWN_CHARS)
         return ModelFolderError(
-            "the chat template says a conversation otherwise than the family does",
+            "the chat template and the family render a conversation differently",
             where=f"{KEY} = {self.family!r}",
             got=one[shown][::step],
             wanted=repr(other[shown][::step]),
-            cure="the family that the model is of, prompt.template_options that both read, or no family",
+            cure="set prompt.family to the model's own family, use prompt.template_options that both read, or "
+            "remove prompt.family",
         )
 
 

@@ -28,7 +28,7 @@ def renderer_of(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
     from renderers.base import MODEL_RENDERER_MAP
 
     if family not in (known := sorted(set(MODEL_RENDERER_MAP.values()))):
-        raise ConfigError("the package renderers knows no such family", where=where, wanted=", ".join(known))
+        raise ConfigError("the renderers package does not know this family", where=where, wanted=", ".join(known))
     try:
         named: Any = config_from_name(family)
         given = {key: options[key] for key in template_field_names(named) & set(options)}
@@ -37,10 +37,10 @@ def renderer_of(tokenizer: Any, family: str, options: Mapping[str, Any]) -> Any:
         return create_renderer(nameless, type(named)(thinking_retention="all"), chat_template_kwargs=given)
     except Exception as error:  # assertions, and errors of pydantic and of a download, among them
         raise ModelFolderError(
-            "the package renderers cannot use the model's tokenizer, or its options, for this family",
+            "the renderers package cannot use the model's tokenizer or template options for this family",
             where=where,
             got=" ".join(str(error).split())[:200] or type(error).__name__,
-            cure="policies.X.prompt.family: the family that the model is of, or leave it out",
+            cure="set policies.X.prompt.family to the model's own family, or remove it",
         ) from error
 
 
@@ -48,7 +48,7 @@ def _check_version(where: str) -> None:
     try:
         version = importlib.metadata.version("renderers")
     except importlib.metadata.PackageNotFoundError:
-        raise MissingError("the package renderers is not there", where=where, cure=INSTALL) from None
+        raise MissingError("the renderers package is not installed", where=where, cure=INSTALL) from None
     if version != TRIED:
-        what = "the package renderers is of a version that was not tried"
+        what = "this version of the renderers package is not supported"
         raise MissingError(what, where=where, got=version, wanted=TRIED, cure=INSTALL)

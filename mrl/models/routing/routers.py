@@ -55,10 +55,10 @@ def routers_of(model: nn.Module) -> tuple[RoutingShape, dict[int, nn.Module]]:
     }
     if not found:
         raise ModelFolderError(
-            "learner.router_replay: the routers of this model are not known, if it has any",
+            "learner.router_replay does not support this model type",
             got=model.config.model_type,  # type: ignore[union-attr]
-            wanted="a mixture of the families qwen3_moe or mixtral",
-            cure="leave learner.router_replay out",
+            wanted="a mixture of experts of family qwen3_moe or mixtral",
+            cure="remove learner.router_replay",
         )
     first: Any = next(iter(found.values()))
     return RoutingShape(len(layers), first.top_k, first.num_experts, tuple(found)), found
