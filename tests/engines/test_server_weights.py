@@ -123,7 +123,7 @@ def test_one_element_that_rounds_to_another_number_is_named(engine, changed):
     held = engine.checksums()
     wanted = steps.digests()
     assert {name for name in wanted if held[name] != wanted[name]} == {UP_PROJ}
-    with pytest.raises(WeightsUnproved, match=rf"other bytes than version 0\.0 in .*{UP_PROJ}"):
+    with pytest.raises(WeightsUnproved, match=rf"weights differ from version 0\.0 in .*{UP_PROJ}"):
         prove(engine, described(steps))
 
 

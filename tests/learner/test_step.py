@@ -488,7 +488,7 @@ def test_training_scores_what_the_model_scores(tiny_model, family):
     check_forward(model, ids)
 
     model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 2 * output.logits))
-    with pytest.raises(ModelFolderError, match="does not compute what"):
+    with pytest.raises(ModelFolderError, match="does not match the model's own forward"):
         check_forward(model, ids)
 
 
@@ -541,7 +541,11 @@ def test_the_attention_kernel_is_what_can_be_had(tiny_model, monkeypatch, wanted
             world=World(0, 1, torch.device("cpu")),
         )  # fmt: skip
     assert made.model.config._attn_implementation == NAMES[kernel]
-    told = [(line["log_level"], line["chosen"], line["reason"]) for line in said if line["event"] == "attention kernel"]
+    told = [
+        (line["log_level"], line["chosen"], line["reason"])
+        for line in said
+        if line["event"] == "attention kernel selected"
+    ]
     level, reason = ("info", "proved") if can else ("warning", "it fails here")
     assert told == ([] if wanted == "rows" else [(level, kernel, reason)])
 

@@ -59,7 +59,7 @@ def own(tmp_path, telemetry) -> LearnerTurn:
 
 
 def test_a_holder_that_stands_still_is_named(own, other, clock):
-    with pytest.raises(PeerLost, match=r"worker/b/0 has the device .* and stood still for 10 s"):
+    with pytest.raises(PeerLost, match=r"worker/b/0 holds the device .* and made no progress for 10 s"):
         own.take(lambda: False)
     assert BOUND_S < clock.now_s < BOUND_S + 5.0
 
@@ -74,7 +74,7 @@ def test_what_a_learner_did_last_ends_before_another_has_the_turn(own, other, te
 
     own.leave()
 
-    assert told == ["leaving the device"]
+    assert told == ["moving off the device"]
 
 
 def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, telemetry):
