@@ -107,7 +107,7 @@ def test_a_server_of_other_weights_is_found_out(engine, own, tmp_path, monkeypat
     engine.label(Version(0, 0))
     other = make_weights(tmp_path / "b", seed=2, family="llama", tied=False)
 
-    with pytest.raises(WeightsUnproved, match="other bytes"):
+    with pytest.raises(WeightsUnproved, match="weights differ from version"):
         prove(engine, described(other))
     monkeypatch.setattr(engine, "checksums", lambda: None)
     with pytest.raises(WeightsUnproved, match="canary"):

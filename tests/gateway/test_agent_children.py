@@ -95,7 +95,7 @@ def test_one_that_ends_is_started_again_and_at_last_given_up(folder, monkeypatch
     [
         ("", "has no play"),
         ("import nothing_like_it\n", "No module named 'nothing_like_it'"),
-        ("def play(client, row): ...\n", "no async function"),
+        ("def play(client, row): ...\n", "is not an async function"),
         ("async def play(client): ...\n", r"cannot be called with \(client, row\)"),
     ],
 )

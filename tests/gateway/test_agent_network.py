@@ -220,10 +220,10 @@ def test_where_there_is_no_namespace_the_agent_plays_all_the_same_and_it_is_told
     (told,) = [one for one in logs if one["log_level"] == "warning"]
     assert "no network namespace available" in told["event"]
     assert "No space left" in told["why"]
-    assert told["cure"].startswith('tasks.sums.agent_network = "host"')
+    assert told["cure"].startswith('set tasks.sums.agent_network = "host"')
     asked = "from mrl.gateway.agent_network import described_network; print(described_network())"
     done = subprocess.run([*refusing, sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("all that this host does")
+    assert done.stdout.startswith("all that this host reaches")
     assert "No space left" in done.stdout
     assert described_network() == "only the gateway"
 

@@ -685,7 +685,7 @@ def test_a_reward_that_is_refused_fails_its_episode_at_once(tmp_path, reward):
             return await elsewhere(seat.step, PolicyTurn("Hi"))
 
     last = run(tmp_path, script)
-    assert (last.reason, f"its reward {reward} was refused" in last.words) == (RAISED, True)
+    assert (last.reason, f"reward {reward} refused" in last.words) == (RAISED, True)
 
 
 def test_an_agent_that_gives_up_while_the_policy_has_its_turn(tmp_path, capsys):

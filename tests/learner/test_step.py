@@ -546,7 +546,7 @@ def test_the_attention_kernel_is_what_can_be_had(tiny_model, monkeypatch, wanted
         for line in said
         if line["event"] == "attention kernel selected"
     ]
-    level, reason = ("info", "proved") if can else ("warning", "it fails here")
+    level, reason = ("info", "verified") if can else ("warning", "it fails here")
     assert told == ([] if wanted == "rows" else [(level, kernel, reason)])
 
 
@@ -562,7 +562,9 @@ def test_shared_passes_are_refused_where_positions_follow_the_length_of_a_row(ti
     model = tiny_model()
     model.model.rotary_emb.rope_type = kind
     settings = LearnerTable(processes=2, context_parallel=2)
-    with pytest.raises(ModelFolderError, match=r"learner.context_parallel: the positions .* longrope or dynamic"):
+    with pytest.raises(
+        ModelFolderError, match=r"learner.context_parallel: this model's rotary frequencies .* longrope or dynamic"
+    ):
         Trainer(
             model, settings, (GRPO,), temperature=1.0, seed=0, total_steps=1, world=World(0, 2, torch.device("cpu"))
         )

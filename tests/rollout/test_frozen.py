@@ -88,7 +88,8 @@ def test_an_engine_of_other_weights_is_refused_in_one_line(life, folder):
     teacher, _ = life(folder("a", seed=1), folder("b", seed=2))
 
     with pytest.raises(
-        EngineError, match=r"^policies\.teacher: the server does not serve .* got .*other bytes .* cure: "
+        EngineError,
+        match=r"^policies\.teacher: the server does not serve .* got .*weights differ from version .* cure: ",
     ):
         teacher.run(times(2))
 

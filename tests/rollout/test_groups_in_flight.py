@@ -150,7 +150,7 @@ def test_agents_that_are_always_silent_are_told_of(flights):
     assert came(31.0, "", silent) == [], "one came"
     assert came(60.0, silent) == []
     ((since_s, groups, cure),) = came(62.0, silent, away)
-    assert (since_s, groups) == (31, f"3 of them: {silent}; 1 of them: {away}")
+    assert (since_s, groups) == (31, f"3 abandoned: {silent}; 1 abandoned: {away}")
     assert "gateway.idle_s" in cure
     assert came(91.0) == []
     ((since_s, groups, _),) = came(93.0)

@@ -94,7 +94,7 @@ def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, tele
     assert own.take(lambda: False)
     assert own.take_times()["time/wait_for_turn_s"] == clock.now_s > 10 * BOUND_S
     assert len(heard) > 20
-    assert (beats[3].awaiting, beats[3].whom) == ("turn", "worker/b/0")
+    assert (beats[3].awaiting, beats[3].whom) == ("device turn", "worker/b/0")
 
 
 def test_who_waits_behind_one_that_waits_sees_whether_the_first_of_all_gets_on(other, clock, tmp_path, telemetry):
@@ -111,7 +111,7 @@ def test_who_waits_behind_one_that_waits_sees_whether_the_first_of_all_gets_on(o
         between.take(lambda: True)
 
     clock.whenever = whenever
-    with pytest.raises(PeerLost, match="has the device"):
+    with pytest.raises(PeerLost, match="holds the device"):
         own.take(lambda: False)
     assert 10 * BOUND_S < clock.now_s < 12 * BOUND_S + 5.0
 

@@ -24,7 +24,7 @@ def test_a_rank_that_is_behind_is_named_with_what_it_is_at() -> None:
 def test_all_at_one_thing_are_all_named() -> None:
     """Nobody is behind: the network, or what they all compute, is slow."""
     places = [place(5, 0.0, "backward"), place(5, 1.0, "backward")]
-    assert stall_of(places, 20.0, *BOUNDS_S) == "all ranks have been at 'backward' for 20 s"
+    assert stall_of(places, 20.0, *BOUNDS_S) == "all ranks have been in 'backward' for 20 s"
 
 
 def test_a_process_that_does_not_run_is_named_though_it_came_as_far() -> None:
