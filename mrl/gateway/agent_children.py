@@ -106,11 +106,11 @@ class AgentChildren:
         child.num_ends = 1 if now_s - child.started_s > STEADY_S else child.num_ends + 1
         if child.num_ends >= MAX_ENDS_IN_A_ROW:
             raise TaskError(
-                f"the agent {child.name} ended {child.num_ends} times in a row",
+                f"the agent {child.name} exited {child.num_ends} times in a row",
                 where=f"tasks.{child.task}.dataset",
                 got=f"exit code {code}",
-                cure="what it said stands above in the log of the gateway",
+                cure="read the agent's output above, in the gateway's log",
             )
         child.due_s = now_s + min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (child.num_ends - 1))
         told = {"task": child.task, "agent": child.name, "code": code, "episodes_given_up": num_lost}
-        log.warning("an agent's process ended, and is started again", **told)
+        log.warning("agent process exited; restarting it", **told)

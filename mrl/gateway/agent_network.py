@@ -50,9 +50,9 @@ def handed_over(ours: socket.socket) -> tuple[socket.socket | None, str]:
     try:
         said, descriptors, _, _ = socket.recv_fds(ours, MAX_REASON_BYTES, 1)
     except OSError as error:
-        return None, f"it does not start: {error}"
+        return None, f"the process did not answer at its start: {error}"
     if not descriptors:
-        return None, said.decode(errors="replace") or "it ended at its start"
+        return None, said.decode(errors="replace") or "the process exited at its start"
     return socket.socket(fileno=descriptors[0]), ""
 
 
@@ -63,13 +63,17 @@ def unfenced_reason() -> str:
         [sys.executable, "-I", "-S", os.path.abspath(__file__), _PROBE],
         capture_output=True, text=True, timeout=START_S, check=False,
     )  # fmt: skip
-    return "" if not done.returncode else (done.stdout + done.stderr).strip()[-MAX_REASON_BYTES:] or "it ended"
+    return (
+        ""
+        if not done.returncode
+        else (done.stdout + done.stderr).strip()[-MAX_REASON_BYTES:] or "the trial process exited"
+    )
 
 
 def described_network() -> str:
     """Describe in words what agents that a run starts can reach on this host."""
     reason = unfenced_reason()
-    return f"all that this host does, which has no network namespace to give ({reason})" if reason else "the gateway"
+    return f"all that this host reaches: no network namespace available ({reason})" if reason else "only the gateway"
 
 
 def inside(environment: Mapping[str, str], port: int) -> dict[str, str]:
@@ -82,7 +86,7 @@ def _leave() -> None:
     """Move this process into a new network namespace, which has loopback alone. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare"):
-        raise OSError("Linux alone has them")
+        raise OSError("network namespaces require Linux")
     user, group = os.geteuid(), os.getegid()
     if libc.unshare(_NEW_NETWORK):  # root may do this; others need a user namespace, in which they have root's rights
         if libc.unshare(_NEW_USER | _NEW_NETWORK):
@@ -110,7 +114,7 @@ def _tried() -> str:
     with os.fdopen(read_end, "rb") as said:
         reason = said.read().decode(errors="replace")
     _, status = os.waitpid(pid, 0)
-    return reason or "it ended" if status else ""
+    return reason or "the trial process exited" if status else ""
 
 
 def _main(words: list[str]) -> int:

@@ -67,7 +67,7 @@ def named_agent(name: str) -> Agent:
     module, _, attribute = name.partition(":")
     found = named_object(module, attribute)
     if not inspect.iscoroutinefunction(found):
-        raise ClassMistake(f"{name} is no async function; wanted `async def {attribute}(client, row)`")
+        raise ClassMistake(f"{name} is not an async function; wanted `async def {attribute}(client, row)`")
     try:
         inspect.signature(found).bind(None, {})
     except TypeError as error:
@@ -133,7 +133,7 @@ class Player:
             told = {"reward": reward if math.isfinite(reward) else None}
             status, refusal = await self._post(http, f"/sessions/{one['id']}/reward", told)
             if status >= 400 and refusal.get("error", {}).get("code") != OVER:
-                await self._fail(http, [one], f"its reward {reward} was refused: {refusal}"[:MAX_WORDS])
+                await self._fail(http, [one], f"reward {reward} refused: {refusal}"[:MAX_WORDS])
 
     async def _fail(
         self, http: aiohttp.ClientSession, sessions: Sequence[Mapping[str, Any]], words: str, *, kind: str = RAISED
@@ -163,7 +163,7 @@ class Player:
         told = f"{type(error).__name__}: {error}{place}"[:MAX_WORDS]
         if not os.environ.get(FENCED) or not is_for_want_of_network(error):
             return told
-        cure = f'agents reach the gateway and nothing else; tasks.{self._task}.agent_network = "host" changes that'
+        cure = f'agents can reach only the gateway; set tasks.{self._task}.agent_network = "host" to allow more'
         if not self._has_told_network:
             self._has_told_network = True
             print(f"{told}; {cure}", file=sys.stderr, flush=True)
@@ -192,7 +192,7 @@ async def break_off_what_holds(cpu_s: float) -> None:
     """Watch without an end: raise HeldTooLong in an episode that keeps the processor from the others for `cpu_s`."""
 
     def hold(*_: object) -> None:
-        raise HeldTooLong(f"it used more than {cpu_s:g} s of processor time without a pause for the others")
+        raise HeldTooLong(f"the episode used more than {cpu_s:g} s of CPU time without yielding to other episodes")
 
     signal.signal(signal.SIGPROF, hold)
     while True:
@@ -203,7 +203,9 @@ async def break_off_what_holds(cpu_s: float) -> None:
 def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:
     """Check that an agent returned a reward for each policy, and return {policy: reward}. Raises TypeError."""
     if not isinstance(returned, Mapping) or set(returned) != set(names):
-        raise TypeError(f"it returned {returned!r:.80}; wanted a reward for each of {', '.join(names)}, by name")
+        raise TypeError(
+            f"the agent returned {returned!r:.80}; wanted a dict with a reward for each of {', '.join(names)}"
+        )
     return {name: float(reward) for name, reward in returned.items()}
 
 

@@ -138,7 +138,7 @@ class AgentPrograms:
         except OSError as error:  # the row is too long for an environment variable, or the host has no process left
             heard.started()
             heard.close()
-            self._failed(session, EXITED, f"its program cannot be started: {error.strerror}")
+            self._failed(session, EXITED, f"the agent program could not be started: {error.strerror}")
             return
         heard.started()
         self.num_alive += 1
@@ -155,7 +155,7 @@ class AgentPrograms:
     def _failed(self, session: AgentSession, kind: str, words: str) -> None:
         if session.task not in self._told:
             self._told.add(session.task)
-            log.warning("a program gave no reward, and its episode counts as failed", task=session.task, why=words)
+            log.warning("agent program gave no reward; its episode counts as failed", task=session.task, why=words)
         with suppress(ChatMistake):  # the program has ended its episode itself
             session.fail(words, kind)
 
@@ -180,7 +180,7 @@ def kill_all(process: "subprocess.Popen[bytes]") -> None:
 def how_it_failed(code: int | None, line: str, table: TaskTable) -> tuple[str, str]:
     """Return kind and description of the failure of a program that ended without a reward."""
     if code == -signal.SIGXCPU:
-        return TIMEOUT, f"its program used more than {math.ceil(table.episode_cpu_s)} s of processor time"
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        return TIMEOUT, f"the agent program used more than {math.ceil(table.episode_cpu_s)} s of CPU time"
+    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
     kind = MEMORY if line.startswith("MemoryError") else EXITED
-    return kind, f"its program {how} and gave no reward" + f": {line}" * bool(line)
+    return kind, f"the agent program {how} and gave no reward" + f": {line}" * bool(line)

@@ -76,7 +76,7 @@ class AgentStarts:
 def _tell(task: str, reason: str) -> None:
     key = f"tasks.{task}.agent_network"
     if reason:
-        words = "agents reach all that this host does, which has no network namespace to give"
-        log.warning(words, task=task, why=reason, cure=f'{key} = "host", if that is as it should be')
+        words = "agents can reach all that this host reaches: no network namespace available"
+        log.warning(words, task=task, why=reason, cure=f'set {key} = "host" if this is intended')
     else:
-        log.info("agents reach the gateway and nothing else", task=task, unless=f'{key} = "host"')
+        log.info("agents can reach only the gateway", task=task, unless=f'{key} = "host"')

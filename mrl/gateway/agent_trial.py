@@ -53,12 +53,12 @@ def check_agent(task: str, table: TaskTable) -> bool:
     """
     where = f"tasks.{task}.dataset"
     if importlib.util.find_spec("openai") is None:
-        what = "the package openai, by which agents ask policies, is not installed"
+        what = "the package openai, with which agents query policies, is not installed"
         raise MissingError(what, where=where, cure="pip install 'mrl[agents]'")
     reason, said = tried_in_process(MODULE, "--check", table.dataset)
     if reason:
         wanted = "an async function (client, row) in a module beside the configuration, installed, or on PYTHONPATH"
-        raise TaskError(f"no agent: {reason}", where=where, got=table.dataset, wanted=wanted)
+        raise TaskError(f"not usable as an agent: {reason}", where=where, got=table.dataset, wanted=wanted)
     return said.split()[-1:] == [ALL]
 
 
@@ -66,8 +66,8 @@ def check_program(task: str, table: TaskTable, *, seed: int) -> None:
     """Start a task's program for one row. Raises TaskError for a program that is not there, or ends before it asks."""
     where, program = f"tasks.{task}.command", table.command[0]
     if shutil.which(program) is None:
-        wanted = "a program on PATH, or the path of one"
-        raise TaskError("no such program", where=where, got=program, wanted=wanted)
+        wanted = "a program on PATH, or the path to a program"
+        raise TaskError("program not found", where=where, got=program, wanted=wanted)
     item = next(iter(open_source(task, table, seed=seed).items(1)))
     row = {"seed": item.number, **json.loads(item.row)}
     with socket.create_server(("127.0.0.1", 0)) as asked, tempfile.TemporaryFile() as said:
@@ -87,9 +87,10 @@ def check_program(task: str, table: TaskTable, *, seed: int) -> None:
         if not has_asked:
             said.seek(0)
             reason = last_line(said.read()) or f"exit code {code}"
-            wanted = f"a program that asks the address in {BASE_URL}"
+            wanted = f"a program that sends requests to the address in {BASE_URL}"
             got = " ".join(table.command)
-            raise TaskError(f"no agent: it ends before it asks anything: {reason}", where=where, got=got, wanted=wanted)
+            what = f"not usable as an agent: the program exits before its first request: {reason}"
+            raise TaskError(what, where=where, got=got, wanted=wanted)
 
 
 def _asks(asked: socket.socket, process: "subprocess.Popen[bytes]") -> bool:
@@ -112,23 +113,32 @@ def _check_together(config: RunConfig, task: str) -> None:
     Raises TaskError.
     """
     where, table = f"tasks.{task}.dataset", config.tasks[task]
-    what = f"{table.dataset} plays with all policies at once, and they have to meet at every start state"
+    what = f"{table.dataset} plays with all policies at once, so they must reach the same start states together"
     if not config.run.sync:
         raise TaskError(
-            what, where=where, got="run.sync = false", wanted="policies that step together", cure="--run.sync true"
+            what,
+            where=where,
+            got="run.sync = false",
+            wanted="policies that train in lockstep",
+            cure="set run.sync = true",
         )
     sizes = {name: config.policies[name].rollout.group_size for name in config.learning}
     if len(set(sizes.values())) > 1:
         got = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        raise TaskError(what, where=where, got=f"rollout.group_size: {got}", wanted="one size for all policies")
+        raise TaskError(what, where=where, got=f"rollout.group_size: {got}", wanted="the same size for all policies")
     batches = {name: config.policies[name].learner.fresh_groups for name in config.learning}
     if len(set(batches.values())) > 1:
         got = ", ".join(f"{name} {size}" for name, size in batches.items())
-        told = f"learner.prompts_per_step, without what is reused: {got}"
-        raise TaskError(what, where=where, got=told, wanted="one number for all policies")
+        told = f"learner.prompts_per_step minus reused prompts: {got}"
+        raise TaskError(what, where=where, got=told, wanted="the same number for all policies")
     for name in config.learning:
         if config.policies[name].objective.drop_uniform_groups:
             got = f"policies.{name}.objective.drop_uniform_groups = true"
-            raise TaskError(what, where=where, got=got, wanted="no policy that goes on to other prompts by itself")
+            raise TaskError(what, where=where, got=got, wanted="drop_uniform_groups = false for all policies")
     if config.pool.keep_solved < 1 or config.pool.keep_hopeless < 1:
-        raise TaskError(what, where=where, got="a curriculum", wanted="pool.keep_solved = 1, pool.keep_hopeless = 1")
+        raise TaskError(
+            what,
+            where=where,
+            got="a curriculum that skips prompts",
+            wanted="pool.keep_solved = 1, pool.keep_hopeless = 1",
+        )

@@ -55,10 +55,10 @@ class ChatCall:
 def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
     """Read a request for a turn; `models` are the names that it may ask. Raises ChatMistake."""
     if not isinstance(body, Mapping):
-        raise ChatMistake("the body is no JSON object")
+        raise ChatMistake("the body is not a JSON object")
     check_model(body.get("model"), models)
     if body.get("n") not in (None, MAX_CHOICES):
-        raise ChatMistake(f"n = {body['n']}: an episode goes on with one answer; leave n out")
+        raise ChatMistake(f"n = {body['n']}: a session gives one answer at a time; omit n")
     try:
         messages = read_messages(body.get("messages"))
         tools = read_tools(body.get("tools"))
@@ -162,7 +162,7 @@ def _text(content: object, place: int) -> str:
         parts = [one.get("text") if isinstance(one, Mapping) and one.get("type") == "text" else None for one in content]
         if all(isinstance(part, str) for part in parts):
             return "".join(part for part in parts if part)
-    raise ChatMistake(f"messages[{place}].content: wanted text; policies of this run read no images and no files")
+    raise ChatMistake(f"messages[{place}].content: wanted text; the policies of this run read neither images nor files")
 
 
 def _call(call: object, names: dict[str, str], place: int) -> ToolCall:
@@ -174,9 +174,9 @@ def _call(call: object, names: dict[str, str], place: int) -> ToolCall:
     try:
         arguments = json.loads(function.get("arguments") or "{}")
     except (TypeError, ValueError, RecursionError):
-        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are no JSON") from None
+        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are not JSON") from None
     if not isinstance(arguments, Mapping):
-        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are no object")
+        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are not a JSON object")
     return ToolCall.of(name, arguments)
 
 

@@ -94,7 +94,7 @@ class GatewayLine:
                 f"{url}/worker", max_msg_size=MAX_MESSAGE_BYTES, heartbeat=BEAT_S, headers=headers
             ) as socket,
         ):
-            log.info("a line to the gateway", url=url)
+            log.info("connected to the gateway", url=url)
             self._socket = socket
             try:
                 if self._room is not None:

@@ -95,16 +95,16 @@ class KeptVersions:
         """
         steps = sorted(self._steps(policy))
         if not steps:
-            return f"other versions are not served; there is no checkpoint of {policy} yet"
-        kept = f"checkpoints of {policy} are there of step {', '.join(map(str, steps))}"
+            return f"other versions are not served; {policy} has no checkpoint yet"
+        kept = f"checkpoints of {policy} exist for step {', '.join(map(str, steps))}"
         if self._most:
             return kept
         near = min(steps, key=lambda step: abs(step - int(wanted))) if is_step(wanted) else steps[-1]
         run = shlex.quote(str(self._run_folder))
         return (
-            f"other versions are not served; {kept}: `mrl export {run} --policy {policy} --step {near}` makes a folder "
-            f"of one for a server of your own, `mrl eval {run}@{near} --policy {policy}` evaluates it, and a run with "
-            "gateway.kept_versions = 1 serves them"
+            f"other versions are not served; {kept}: `mrl export {run} --policy {policy} --step {near}` writes "
+            f"one as a model folder for your own server, `mrl eval {run}@{near} --policy {policy}` evaluates it, and a "
+            "run with gateway.kept_versions = 1 serves them"
         )
 
     def want(self, policy: str, step: int) -> None:
@@ -130,7 +130,7 @@ class KeptVersions:
             self._note_failure(policy, step, f"{policy}@{step} cannot be served: {error}")
             return
         self._served[policy, step] = _Served(process, self._clock())
-        log.info("a kept version is asked for, and starts", policy=policy, step=step)
+        log.info("kept version requested; starting its process", policy=policy, step=step)
 
     def is_loaded(self, policy: str, step: int) -> None:
         """Note that a version's process has loaded its weights and answers now."""
@@ -152,13 +152,13 @@ class KeptVersions:
             if (code := served.process.poll()) is not None:
                 self._forget(policy, step)
                 if not served.is_ending:
-                    words = f"what serves {policy}@{step} ended with exit code {code}; the gateway's log tells why"
+                    words = f"the process of {policy}@{step} exited with code {code}; see the gateway's log"
                     self._note_failure(policy, step, words)
                     failed.append((policy, step, words))
             elif served.ends_s is not None and now_s - served.ends_s > END_S:
                 served.process.kill()
             elif not served.is_ending and now_s - served.wanted_s > IDLE_S:
-                log.info("nobody asks for a kept version any more; it ends", policy=policy, step=step)
+                log.info("kept version idle; stopping its process", policy=policy, step=step)
                 served.end(now_s)
         return failed
 
@@ -182,7 +182,7 @@ class KeptVersions:
         shutil.rmtree(self._run_folder / KEPT_VERSIONS / f"{policy}-{step}", ignore_errors=True)
 
     def _note_failure(self, policy: str, step: int, words: str) -> None:
-        log.warning("a kept version is not served", policy=policy, step=step, why=words)
+        log.warning("kept version could not be served", policy=policy, step=step, why=words)
         self._failed[policy, step] = self._clock(), words
 
     def _make_room(self, wanted: str) -> None:
@@ -191,11 +191,11 @@ class KeptVersions:
         if rests_s[longest] < RESTING_S:
             busy = " and ".join(f"{policy}@{step}" for policy, step in sorted(self._served))
             raise ChatMistake(
-                f"{wanted} waits for room: {busy} answer now, and gateway.kept_versions = {self._most}; come later",
+                f"no room for {wanted} (gateway.kept_versions = {self._most}, busy: {busy}); try again later",
                 code="too_many",
                 status=429,
             )
-        log.info("a kept version makes room for another one", policy=longest[0], step=longest[1], wanted=wanted)
+        log.info("stopping a kept version to make room for another", policy=longest[0], step=longest[1], wanted=wanted)
         self._served[longest].end(self._clock())
 
 

@@ -99,7 +99,7 @@ class PlainRequestQueue:
             return policy, None
         if is_known and is_step(step) and int(step) in (*self._served(policy), *self.kept.steps(policy)):
             return policy, int(step)
-        words = f"model {name!r:.80}: there are {self._told()}"
+        words = f"model {name!r:.80} is not served; available: {self._told()}"
         if is_known:
             words = f"{words}; {self.kept.told(policy, step)}"
         raise ChatMistake(words, code="model_not_found", status=404)
@@ -116,7 +116,7 @@ class PlainRequestQueue:
         Cancelling the call withdraws the request. Raises ChatMistake.
         """
         if self.num_waiting >= MAX_PENDING:
-            raise ChatMistake("too many requests wait for answers; come later", code="too_many", status=429)
+            raise ChatMistake("too many requests are waiting; try again later", code="too_many", status=429)
         answer: asyncio.Future[PlainAnswer] = asyncio.get_running_loop().create_future()
         pending = _Pending(policy, step, request, answer, on_piece)
         try:
@@ -154,7 +154,7 @@ class PlainRequestQueue:
         """Remove a worker whose connection ended; its requests go to other workers."""
         self._workers.remove(worker)
         for pending in worker.holding.values():
-            self._answered(pending, PlainRefusal(pending.request.request_id, LOST, "its worker is gone"))
+            self._answered(pending, PlainRefusal(pending.request.request_id, LOST, "the worker disconnected"))
         worker.holding.clear()
         self._hand_out()
 
@@ -173,7 +173,7 @@ class PlainRequestQueue:
             if step is not None and (words := failed.get((policy, step))):
                 self._fail(pending, words, "lost")
             elif not is_kept and min(waited_s, now_s - self._seen_s[policy]) > NO_WORKER_S:
-                self._fail(pending, f"no worker of {policy} is there", "no_worker")
+                self._fail(pending, f"no worker of {policy} is connected", "no_worker")
             elif pending not in held and waited_s > ROOM_S:
                 self._fail(pending, f"no worker of {policy} had room within {ROOM_S:g} s", "timeout")
         self._hand_out()
@@ -228,10 +228,10 @@ class PlainRequestQueue:
             except ChatMistake as mistake:
                 return mistake
             return None
-        return self._gone(policy, step, f"{self._named(policy)} while it waited") if served else None
+        return self._gone(policy, step, f"{self._named(policy)} while the request waited") if served else None
 
     def _gone(self, policy: str, step: int, newer: str) -> ChatMistake:
-        words = f"{policy} went on to {newer}; {self.kept.told(policy, str(step))}"
+        words = f"{policy} was updated to {newer}; {self.kept.told(policy, str(step))}"
         return ChatMistake(words, code="version_gone", status=409)
 
     def _overtaken(self, pending: _Pending, version: int) -> None:
@@ -244,7 +244,7 @@ class PlainRequestQueue:
         if step in self.kept.steps(policy) and not pending.is_begun:
             self._wait(pending, is_first=True)
         else:
-            self._refuse(pending, self._gone(policy, step, f"{policy}{VERSION_MARK}{version} while it answered"))
+            self._refuse(pending, self._gone(policy, step, f"{policy}{VERSION_MARK}{version} during the answer"))
 
     def _grew(self, pending: _Pending, piece: PlainPiece) -> bool:
         """Pass on a piece of an answer, if the right weights sampled it. Return whether the request waits again."""
@@ -269,12 +269,12 @@ class PlainRequestQueue:
             self.counts["scored_tokens"] += max(0, len(message.given) - 1)
             pending.answer.set_result(message)
         elif message.code == LOST and pending.is_begun:
-            self._fail(pending, f"its worker was lost in the middle of an answer: {message.words}", "lost")
+            self._fail(pending, f"the worker was lost in the middle of the answer: {message.words}", "lost")
         elif message.code == LOST and pending.num_tries < MAX_TRIES:
             self.counts["tried_again"] += 1
             self._wait(pending, is_first=True)
         elif message.code == LOST:
-            self._fail(pending, f"its worker was lost {MAX_TRIES} times: {message.words}", "lost")
+            self._fail(pending, f"the worker was lost {MAX_TRIES} times: {message.words}", "lost")
         else:
             self._refuse(pending, ChatMistake(message.words, code=message.code))
 

@@ -102,7 +102,7 @@ class PlainRoutes:
                 elif desk and worker:
                     desk.hear(worker, said)
         except msgspec.DecodeError:
-            log.warning("a worker said what is none of its words")
+            log.warning("malformed message from a worker; closing its connection")
         finally:
             sending.cancel()
             if desk and worker:
@@ -112,8 +112,8 @@ class PlainRoutes:
     def _need(self) -> PlainRequestQueue:
         if self._desk is None:
             raise ChatMistake(
-                "this is the run's key, which belongs to no episode: POST /v1/sessions gives the key of one, and with "
-                "gateway.serve = true the run answers requests outside of episodes, too",
+                "the run's key does not belong to an episode: get a session's key from POST /v1/sessions, or set "
+                "gateway.serve = true so that the run answers requests outside of episodes",
                 code="no_session",
             )
         return self._desk

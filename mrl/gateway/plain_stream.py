@@ -182,4 +182,4 @@ async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionError(f"a client has taken nothing for {STALL_S:g} s") from None
+        raise ConnectionError(f"the client read nothing for {STALL_S:g} s") from None

@@ -69,7 +69,7 @@ def read_plain_chat(body: Mapping[str, Any]) -> PlainCall:
     except RecordError as error:
         raise ChatMistake(str(error)) from None
     if len(messages) > MAX_PLAIN_MESSAGES:
-        raise ChatMistake(f"messages: {len(messages)}; at most {MAX_PLAIN_MESSAGES}")
+        raise ChatMistake(f"messages: {len(messages)} messages; at most {MAX_PLAIN_MESSAGES}")
     if body.get("tool_choice") == "none":
         body, tools = {**body, "tool_choice": None}, ()
     asked = {"messages": messages, "tools": tuple(json.dumps(tool.as_chat()) for tool in tools)}
@@ -83,7 +83,7 @@ def read_completion(body: Mapping[str, Any]) -> PlainCall:
     echoes, logprobs = read_flag(body, "echo"), body.get("logprobs")
     wants_logprobs = logprobs is not None and logprobs is not False
     if wants_logprobs and logprobs not in (0, 1):
-        raise ChatMistake(f"logprobs = {logprobs!r:.40}: at most 1, the likeliest token beside each given one")
+        raise ChatMistake(f"logprobs = {logprobs!r:.40}: at most 1 (the most likely token beside each given token)")
     prompts = [_asked(prompt) for prompt in _prompts(body.get("prompt"))]
     sampling = _sampling(body, body.get("max_tokens"), least=0 if echoes else 1) | {"scores_given": echoes}
     return _call(body, prompts, sampling, wants_logprobs=wants_logprobs, echoes=echoes)
@@ -104,9 +104,9 @@ def read_generate(body: Mapping[str, Any]) -> PlainCall:
 def of_session(call: PlainCall, body: Mapping[str, Any]) -> ChatCall:
     """Return a call with text or token ids as a request for the next turn of a session. Raises ChatMistake."""
     if len(call.requests) != MAX_CHOICES:
-        raise ChatMistake("n, or several prompts: an episode goes on with one answer to one prompt")
+        raise ChatMistake("n, or several prompts: a session takes one prompt and gives one answer at a time")
     if call.echoes:
-        raise ChatMistake("echo: in an episode no given token is scored; leave echo out")
+        raise ChatMistake("echo: given tokens are not scored in a session; omit echo")
     (asked,) = call.requests
     given = body.get("sampling_params")
     told = {**(given if isinstance(given, Mapping) else {}), **body}
@@ -174,13 +174,13 @@ def _call(
 ) -> PlainCall:
     for key, allowed in NEUTRAL.items():
         if body.get(key) is not None and body[key] not in allowed:
-            raise ChatMistake(f"{key} = {body[key]!r:.80}: the engines of a run do not do this; leave {key} out")
+            raise ChatMistake(f"{key} = {body[key]!r:.80}: not supported by the engines of a run; omit {key}")
     num_each = _whole(body, "n", 1, MAX_ANSWERS) or 1
     if num_each * len(prompts) > MAX_ANSWERS:
         raise ChatMistake(f"{num_each * len(prompts)} answers in one request; at most {MAX_ANSWERS}")
     seed, call_id = body.get("seed"), secrets.token_hex(8)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ChatMistake(f"seed {seed!r:.40}: wanted a whole number")
+        raise ChatMistake(f"seed {seed!r:.40}: wanted an integer")
     is_streamed, includes_usage = read_flag(body, "stream"), _includes_usage(body)
     requests = [
         PlainRequest(
@@ -204,7 +204,7 @@ def _includes_usage(body: Mapping[str, Any]) -> bool:
     if options is None:
         return False
     if body.get("stream") is not True or not isinstance(options, Mapping):
-        raise ChatMistake("stream_options: wanted an object, beside stream = true")
+        raise ChatMistake("stream_options: wanted an object, and only together with stream = true")
     return read_flag(options, "include_usage")
 
 
@@ -213,9 +213,9 @@ def _check_sent(request: PlainRequest) -> None:
     try:
         num_bytes = len(plain_message(request))
     except UnicodeEncodeError:
-        raise ChatMistake("prompt or stop: text that is not UTF-8: it holds a lone surrogate") from None
+        raise ChatMistake("prompt or stop: not valid UTF-8 (it has an unpaired surrogate)") from None
     if num_bytes > MAX_REQUEST_BYTES:
-        words = f"a prompt with its stop texts: {num_bytes:,} bytes; at most {MAX_REQUEST_BYTES:,}"
+        words = f"prompt and stop: {num_bytes:,} bytes together; at most {MAX_REQUEST_BYTES:,}"
         raise ChatMistake(words, code="too_long", status=413)
 
 
@@ -223,7 +223,7 @@ def _sampling(body: Mapping[str, Any], limit: object, *, least: int) -> dict[str
     stop = body.get("stop")
     stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(one, str) for one in stops):
-        raise ChatMistake(f"stop: wanted a text, or at most {MAX_STOPS} of them")
+        raise ChatMistake(f"stop: wanted a string, or a list of at most {MAX_STOPS} strings")
     temperature = _number(body, "temperature", 0.0, MAX_TEMPERATURE)
     return {
         "temperature": 0.0 if temperature is not None and temperature < COLDEST else temperature,
@@ -258,7 +258,9 @@ def _asked(prompt: object) -> dict[str, Any]:
         return {"text": prompt}
     if _are_ids(prompt):
         return {"token_ids": tuple(prompt)}
-    raise ChatMistake("prompt: wanted a text, a list of token ids of the policy's tokenizer, or a list of these")
+    raise ChatMistake(
+        "prompt: wanted a string, a list of token ids of the policy's tokenizer, or a list of such prompts"
+    )
 
 
 def _number(body: Mapping[str, Any], key: str, least: float, most: float) -> float | None:
@@ -273,7 +275,7 @@ def _number(body: Mapping[str, Any], key: str, least: float, most: float) -> flo
 def _whole(body: Mapping[str, Any], key: str, least: int, most: int) -> int | None:
     found = body.get(key)
     if found is not None and (type(found) is not int or not least <= found <= most):
-        raise ChatMistake(f"{key} {found!r:.40}: wanted a whole number, {least} or more")
+        raise ChatMistake(f"{key} {found!r:.40}: wanted an integer, {least} or more")
     return found
 
 

@@ -128,20 +128,22 @@ class Gateway:
     async def _open(self, request: web.Request) -> web.Response:
         name = self._check_key(request)
         if SESSION_MARK in _bearer(request):
-            raise ChatMistake("a session's key opens no other", code="invalid_api_key", status=401)
+            raise ChatMistake(
+                "a session's key cannot open another session; use the run's key", code="invalid_api_key", status=401
+            )
         asked = await _body(request)
         wait_s = asked.get("wait_s", MAX_WAIT_S)
         if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
             raise ChatMistake(f"wait_s {wait_s!r:.40}: wanted 0 to {MAX_WAIT_S:g}")
         policies = self._asked_policies(asked)
         if name and len(policies) > 1:
-            raise ChatMistake(f"{SESSION_HEADER}: a name is that of one session; leave it out with several models")
+            raise ChatMistake(f"{SESSION_HEADER}: names one session; omit it when asking for several models")
         task, player = str(asked.get("task") or ""), str(asked.get("player") or "")
         if task and self._tasks and task not in self._tasks:  # no episode would ever wait there
             raise ChatMistake(f"task {task!r:.80}: wanted one of {', '.join(self._tasks)}", status=404)
         sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name, player=player)
         if not sessions:
-            answer = ChatMistake("no episode waits for an agent; ask again", code="none").as_json()
+            answer = ChatMistake("no episode is available; try again", code="none").as_json()
             return web.json_response(answer, status=503, headers={"Retry-After": "1"})
         told = [self._told_session(session) for session in sessions]
         return web.json_response({"sessions": told} if "models" in asked else told[0])
@@ -203,7 +205,7 @@ class Gateway:
         async def asking(on_piece: OnPiece) -> PlainAnswer:
             answer = await self._streamed(session, call, on_piece)
             if form is GENERATE and not answer.sampled:
-                words = f"the turn has more than {LIMITS.sampled:,} tokens; /v1/completions tells it as text"
+                words = f"the turn has more than {LIMITS.sampled:,} tokens; use /v1/completions to get it as text"
                 raise ChatMistake(words, code="too_long")
             return answer
 
@@ -230,10 +232,10 @@ class Gateway:
     async def _fail(self, request: web.Request) -> web.Response:
         session = self._session_in_path(request)
         told = await _body(request)
-        words, kind = str(told.get("reason") or "it gave no reason"), told.get("kind", RAISED)
+        words, kind = str(told.get("reason") or "no reason given"), told.get("kind", RAISED)
         if kind not in AGENT_FAILURES:
             raise ChatMistake(f"kind {kind!r:.40}: wanted one of {', '.join(AGENT_FAILURES)}")
-        session.fail(f"its agent gave up: {words}", kind)
+        session.fail(f"the agent reported a failure: {words}", kind)
         return web.json_response({"id": session.session_id})
 
     # Seats.
@@ -261,7 +263,7 @@ class Gateway:
                         break
                 waiting = asyncio.ensure_future(_pass_on(socket, reply))
         except msgspec.DecodeError:
-            log.warning("a seat said what is none of its words")
+            log.warning("malformed message from an environment process; closing its connection")
         finally:
             if waiting is not None:
                 waiting.cancel()
@@ -277,7 +279,9 @@ class Gateway:
 
     def _check_seat_key(self, request: web.Request) -> None:
         if not _is_equal(_bearer(request), self._seat_key):
-            raise ChatMistake("a seat wants the key of seats", code="unauthorized", status=401)
+            raise ChatMistake(
+                "wrong key; this route is for processes of the run itself", code="unauthorized", status=401
+            )
         self._strangers.let_in(request)
 
     def _asked_policies(self, asked: Mapping[str, Any]) -> list[str]:
@@ -305,7 +309,9 @@ class Gateway:
         key = _bearer(request)
         session_id = key.partition(SESSION_MARK)[0] if SESSION_MARK in key else ""
         if not _is_equal(key, self.key_of(session_id) if session_id else self._key):
-            raise ChatMistake("wrong key; keys/gateway.key of the run holds it", code="invalid_api_key", status=401)
+            raise ChatMistake(
+                "wrong key; use the one in keys/gateway.key of the run folder", code="invalid_api_key", status=401
+            )
         self._strangers.let_in(request)
         if (name := request.headers.get(SESSION_HEADER)) is None or session_id:
             return session_id
@@ -325,7 +331,7 @@ class Gateway:
             if (task, key) not in self._told:
                 self._told.add((task, key))
                 log.warning(
-                    "an agent asks for another way of sampling than the policy's own, which stays",
+                    "sampling parameter of an agent ignored: the policy's own settings apply",
                     task=task,
                     asked=f"{key} = {value!r:.80}",
                 )
@@ -347,7 +353,7 @@ class Gateway:
         except Exception as error:
             refusal = ChatMistake(f"{type(error).__name__}: {error}", code="internal", status=500)
             if not self._book.counts["refused/internal"]:  # strangers may not fill the log
-                log.exception("a request of an agent could not be answered")
+                log.exception("internal error while answering a request")
         self._book.counts[f"refused/{refusal.code}"] += 1
         return web.json_response(refusal.as_json(), status=refusal.status)
 
@@ -358,7 +364,7 @@ def _no_route(request: web.Request, status: int) -> ChatMistake:
     routes = [f"{method} {one.canonical}" for method, one in resources if method != "HEAD"]
     told = ", ".join(route for route in routes if not route.endswith(OF_RUN))
     return ChatMistake(
-        f"no route {request.method} {request.path:.80}; there are {told}", code="no_route", status=status
+        f"no route {request.method} {request.path:.80}; available: {told}", code="no_route", status=status
     )
 
 
@@ -386,7 +392,7 @@ async def _body(request: web.Request) -> dict[str, Any]:
     except web.RequestPayloadError as error:
         raise ChatMistake(f"the body cannot be read: {' '.join(str(error).split())}") from None
     except (ValueError, RecursionError):
-        raise ChatMistake("the body is no JSON") from None
+        raise ChatMistake("the body is not JSON") from None
     if not isinstance(found, dict):
-        raise ChatMistake("the body is no JSON object")
+        raise ChatMistake("the body is not a JSON object")
     return found

@@ -131,7 +131,7 @@ class AgentSession:
         if turn is not None:
             self._give(turn)
         elif self._answer is not None:
-            self._refuse(f"there are no further turns: {ENDS.get(reason, reason)}; give the reward")
+            self._refuse(f"no further turns: {ENDS.get(reason, reason)}; post the reward")
         return reply
 
     def leave(self) -> None:
@@ -154,13 +154,15 @@ class AgentSession:
             await self._turn_ends(self._answer)
         if asked is not None:
             if call.wants_logprobs and not asked.call.wants_logprobs:
-                raise ChatMistake("logprobs: the turn was first asked for without them, and stays as it was told then")
+                raise ChatMistake(
+                    "logprobs: the turn was first requested without them, and a repeated request gets the same answer"
+                )
             if asked.turn is self._answer:
                 self._on_grown = on_grown
                 on_grown(asked.number, self._grown)
             return await self._turn(asked)
         if self.ending or self.is_over or self._parting is not None:
-            raise ChatMistake(f"there are no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
+            raise ChatMistake(f"no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
         self.touched_s = self.clock()
         new = self._continued(call) if call.bare is None else ()
         is_branch = new is None
@@ -191,8 +193,12 @@ class AgentSession:
         """End the episode with the agent's reward. Raises ChatMistake."""
         self._check_idle()
         if not self.num_turns and not self.ending:
-            self._end(EnvironmentTurn.failed(WRONG_TYPE, "the agent gave a reward before it asked the policy anything"))
-            raise ChatMistake("the policy was asked nothing; the episode counts as failed", code="no_turn")
+            self._end(
+                EnvironmentTurn.failed(WRONG_TYPE, "the agent gave a reward before its first request to the policy")
+            )
+            raise ChatMistake(
+                "reward before the first request to the policy; the episode counts as failed", code="no_turn"
+            )
         try:
             last = EnvironmentTurn(done=True, reward=value, reason=self.ending or DONE)
         except RecordError as error:
@@ -209,7 +215,7 @@ class AgentSession:
         cut_short = EnvironmentTurn(done=True, reward=0.0, reason=self.ending) if self.ending else None
         self._parting = cut_short or EnvironmentTurn.failed(kind, words)
         if self._answer is not None:
-            self._refuse("its agent gave up")
+            self._refuse("the agent reported a failure")
         if self._reply is not None:
             self._end(self._parting)
 
@@ -224,7 +230,7 @@ class AgentSession:
         most_s = idle_s * (IDLE_BESIDE_TURNS if waits else 1)
         is_idle = self._reply is not None and self.clock() - heard_s > most_s
         if is_idle:
-            self.give_up(f"its agent said nothing for {idle_s:g} s")
+            self.give_up(f"the agent sent no request for {idle_s:g} s")
         return is_idle
 
     def give_up(self, words: str) -> bool:
@@ -238,7 +244,7 @@ class AgentSession:
         self.ending = GIVEN_UP
         self._parting = EnvironmentTurn(done=True, reason=GIVEN_UP, words=words)
         if self._answer is not None:
-            self._refuse("its agent is gone")
+            self._refuse("the agent is gone")
         if self._reply is not None:
             self._end(self._parting)
         return True
@@ -260,11 +266,11 @@ class AgentSession:
         assistant's, or the assistant has messages before the policy's first turn.
         """
         if not call.messages or call.messages[-1].role == "assistant":
-            raise ChatMistake("messages: wanted something for the policy to answer behind what it said itself")
+            raise ChatMistake("messages: the last message must be one to answer, not the assistant's own")
         known, new = call.messages[: len(self.said)], call.messages[len(self.said) :]
         is_said = any(one.role == "assistant" for one in new)
         if not self.num_turns and is_said:
-            raise ChatMistake("messages: the policy has said nothing yet, and one of them is the assistant's")
+            raise ChatMistake("messages: an assistant message before the policy's first turn")
         has_same_tools = self._last is None or call.tools == self._last.call.tools
         goes_on = len(known) == len(self.said) and all(map(is_same, self.said, known))
         goes_on = goes_on and (self._last is None or self._last.call.bare is None)
@@ -277,7 +283,7 @@ class AgentSession:
             place = next((at for at, pair in enumerate(common) if not is_same(*pair)), len(common))
             has_same_tools = self._last is not None and call.tools == self._last.call.tools
             parting = f"messages[{place}]" if has_same_tools or place < len(common) else "tools"
-            log.info("an agent has rewritten its conversation: a new row begins", task=self.task, at=parting)
+            log.info("agent rewrote its conversation; starting a new row", task=self.task, at=parting)
         self.counts["branches"] += 1
 
     def _check_open(self) -> None:
@@ -288,11 +294,13 @@ class AgentSession:
     def _check_idle(self) -> None:
         self._check_open()
         if self._answer is not None or self._reply is None:
-            raise ChatMistake("the policy has its turn; give the reward when it has answered", code="busy")
+            raise ChatMistake("the policy is still answering; post the reward after its answer", code="busy")
 
     async def _turn_ends(self, answer: "asyncio.Future[PolicyTurn]") -> None:
         if self._num_waiting >= MAX_WAITING:
-            raise ChatMistake(f"{MAX_WAITING} requests of the session wait for turns already", code="busy", status=429)
+            raise ChatMistake(
+                f"{MAX_WAITING} requests of the session are already waiting for turns", code="busy", status=429
+            )
         self._num_waiting += 1
         try:
             await asyncio.wait([answer])

@@ -75,7 +75,7 @@ class SessionBook:
         Raises ChatMistake, also where the session `name` has another policy or task, or is over.
         """
         if self._num_waiting >= MAX_WAITING_AGENTS:
-            raise ChatMistake("too many agents wait for episodes; come later", code="too_many", status=429)
+            raise ChatMistake("too many agents are waiting for episodes; try again later", code="too_many", status=429)
         deadline_s = self._clock() + min(wait_s, MAX_WAIT_S)
         self._num_waiting += 1
         try:
@@ -98,7 +98,7 @@ class SessionBook:
             return self._taken[session_id]
         if session_id in self._over:
             raise ChatMistake("the session is over", code="episode_over", status=410)
-        raise ChatMistake("no such session; POST /v1/sessions gives one", code="no_session", status=404)
+        raise ChatMistake("no such session; open one with POST /v1/sessions", code="no_session", status=404)
 
     def grew(self, piece: TurnPiece) -> None:
         """Pass on a piece of a turn to its session, if that is still played."""
@@ -124,7 +124,7 @@ class SessionBook:
         """Give up the episodes of a process that has ended, and return their number."""
         self._lost.append(player)
         played = [session for session in self._taken.values() if session.player == player and not session.is_over]
-        num_lost = sum(session.give_up("the process that played it has ended") for session in played)
+        num_lost = sum(session.give_up("the agent process exited") for session in played)
         self.counts["expired"] += num_lost
         return num_lost
 
@@ -135,11 +135,13 @@ class SessionBook:
 
     def _named(self, name: str, policy: str, task: str) -> list[AgentSession]:
         if name and name in self._over:
-            raise ChatMistake(f"session {name} is over; the next one needs another name", code=OVER, status=410)
+            raise ChatMistake(f"session {name} is over; use another name for the next session", code=OVER, status=410)
         if (session := self._taken.get(name)) is None:
             return []
         if policy not in ("", session.policy) or task not in ("", session.task):
-            words = f"session {name} is one of {session.policy} and task {session.task}; another one needs another name"
+            words = (
+                f"session {name} is for {session.policy} and task {session.task}; use another name for another session"
+            )
             raise ChatMistake(words, code="other_session", status=409)
         session.touched_s = self._clock()
         return [session]

@@ -81,7 +81,7 @@ class AsynchronousBatching:
         if patience is None or self._peers is None:
             return
         deadline_s = time.monotonic() + patience.wait_s
-        with self._telemetry.awaiting("peers", whom="exchange", bound_s=patience.wait_s):
+        with self._telemetry.awaiting("peer records", whom="exchange", bound_s=patience.wait_s):
             while self._intake.unsettled(step, self._regime.is_settled, patience.hold_versions):
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or stopping() or self._peers.lost_s():
@@ -131,6 +131,6 @@ def await_groups(
 
     with telemetry.awaiting("groups", whom=whom, bound_s=bounds.data_timeout_s):
         if not intake.has_served:
-            with telemetry.awaiting("first weights served", whom=whom, bound_s=bounds.loading_s):
+            with telemetry.awaiting("first weight load", whom=whom, bound_s=bounds.loading_s):
                 waits(for_weights=True)
         return waits(for_weights=False)

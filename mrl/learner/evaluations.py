@@ -75,7 +75,7 @@ class Evaluations:
         with self._telemetry.awaiting("evaluation", whom=f"worker/{policy}", bound_s=self._bounds.data_timeout_s):
             while self._intake.is_evaluating and not stopping():
                 if why := self._intake.given_up(self._bounds, began_s):
-                    log.error("evaluation given up", policy=policy, reason=why)
+                    log.error("evaluation abandoned", policy=policy, reason=why)
                     break
                 self.tell(WAIT_SLICE_S)
         if not stopping():  # else what came so far would pass for the result
@@ -96,7 +96,7 @@ class Evaluations:
         try:
             tell_evaluation(one.result, self._folder, self._telemetry)
         except OSError as error:
-            log.error("evaluation not written", version=str(one.version), reason=str(error))
+            log.error("evaluation result not written", version=str(one.version), reason=str(error))
 
 
 def result_version(path: Path) -> Version | None:

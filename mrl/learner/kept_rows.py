@@ -94,7 +94,7 @@ def sample_writer(
             try:
                 files.write(step, [*_own_rows(told, policy, step, prepared), *_rescues(told, policy, step, prepared)])
             except OSError as error:
-                log.warning("answers not kept", step=step, why=error.strerror)
+                log.warning("answers of a step not written", step=step, why=error.strerror)
 
     return write
 

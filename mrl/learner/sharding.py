@@ -51,9 +51,9 @@ def place(model: nn.Module, table: LearnerTable, world: World) -> nn.Module:
     use_row_attention(model, "varlen" if table.attention_kernel == "varlen" else "rows")
     if table.precision == "bfloat16" and world.device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise ConfigError(
-            "learner.precision: this GPU has no bfloat16",
+            "learner.precision: this GPU does not support bfloat16",
             got=torch.cuda.get_device_name(world.device),
-            cure='learner.precision = "float32"',
+            cure='set learner.precision = "float32"',
         )
     if table.parameter_dtype == "bfloat16":
         _keep_in_bfloat16(model, has_values=world.is_first or table.num_shards == 1, has_adapters=bool(table.lora))
@@ -102,7 +102,9 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     blocks = [module for module in model.modules() if type(module).__name__ in names]
     if not blocks:
         raise ModelFolderError(
-            "the blocks of this model are not known", got=type(model).__name__, cure='learner.sharding = "replicate"'
+            "the transformer blocks of this model are not known",
+            got=type(model).__name__,
+            cure='set learner.sharding = "replicate"',
         )
     return blocks
 
@@ -123,7 +125,7 @@ def _keep_in_bfloat16(model: nn.Module, *, has_values: bool, has_adapters: bool)
                 "learner.parameter_dtype: weights below adapters are never rounded",
                 got=f"{name} in a finer format than bfloat16",
                 wanted="a folder whose weights are in bfloat16",
-                cure='learner.parameter_dtype = "float32"',
+                cure='set learner.parameter_dtype = "float32"',
             )
         parameter.data = kept
 
@@ -195,9 +197,9 @@ def _check_alike(model: nn.Module) -> None:
     dist.all_gather(found, own)
     if len({int(one) for one in found}) > 1:
         raise ModelFolderError(
-            "the weights have other names or shapes than config.json tells",
-            wanted="a head of its own only where tie_word_embeddings is false",
-            cure='mend config.json, or learner.sharding = "replicate"',
+            "the weights do not have the names and shapes of config.json",
+            wanted="a separate output head only with tie_word_embeddings = false",
+            cure='correct config.json, or set learner.sharding = "replicate"',
         )
 
 

@@ -91,7 +91,7 @@ class SynchronousBatching:
     def _meet(self, peers: ExchangeClient, number: int, step: int, stopping: Stopping) -> bool:
         standstill = StallClock()
         others = ", ".join(f"learner/{name}" for name in self._members if name != self._telemetry.policy)
-        with self._telemetry.awaiting("all policies", whom=others, bound_s=self._sync_timeout_s):
+        with self._telemetry.awaiting("step barrier", whom=others, bound_s=self._sync_timeout_s):
             while not stopping():
                 missing = peers.barrier(number, self._members, min(SLICE_S, self._sync_timeout_s))
                 if not missing:
@@ -101,13 +101,13 @@ class SynchronousBatching:
                 first_word_s = 0.0 if lost else self._bounds.first_word_s
                 late = standstill.of(progress, time.monotonic(), self._sync_timeout_s, first_word_s=first_word_s)
                 if late:
-                    stood = f"and stood still for {min(late.values()):g} s"
-                    raise PeerLost(f"{', '.join(late)} did not come to step {step}, {stood}{lost}")
+                    stood = f"no progress for {min(late.values()):g} s"
+                    raise PeerLost(f"{', '.join(late)} did not reach step {step}: {stood}{lost}")
         return False
 
     def _hear(self, peers: ExchangeClient, how: Asking, prompt_ids: set[str], step: int) -> None:
         ids, received = sorted(prompt_ids), list[Received]()
-        with self._telemetry.awaiting("records of peers", whom="exchange", bound_s=self._sync_timeout_s):
+        with self._telemetry.awaiting("peer records", whom="exchange", bound_s=self._sync_timeout_s):
             for start in range(0, len(ids), PROMPTS_AT_ONCE):
                 answered = peers.fetch_now(
                     ids[start : start + PROMPTS_AT_ONCE],

@@ -77,10 +77,10 @@ class Trainer:
         self._table, self._components = table, tuple(components)
         if table.context_parallel > 1 and writes_in_forwards(model):
             raise ModelFolderError(
-                "learner.context_parallel: the positions of this model turn by how long a row is",
-                got="rotary frequencies of kind longrope or dynamic",
-                wanted="frequencies that a part of a row has as the whole has them",
-                cure="leave learner.context_parallel out",
+                "learner.context_parallel: this model's rotary frequencies depend on the row length",
+                got="rope type longrope or dynamic",
+                wanted="rotary frequencies that do not depend on the row length",
+                cure="remove learner.context_parallel",
             )
         self.context = context_group(world, table.context_parallel)
         self._counts = self.context is None or self.context.rank == 0  # the others have the same values
@@ -215,7 +215,11 @@ def agreed_kernel(wanted: str, model: nn.Module, world: World) -> str:
         reason = str(error)
     chosen = "rows" if world.any(bool(reason)) else "varlen"
     say = log.warning if chosen == "rows" else log.info
-    say("attention kernel", chosen=chosen, reason=reason or ("another rank cannot" if chosen == "rows" else "proved"))
+    say(
+        "attention kernel selected",
+        chosen=chosen,
+        reason=reason or ("not available on another rank" if chosen == "rows" else "verified"),
+    )
     return chosen
 
 
@@ -276,9 +280,9 @@ def check_forward(
     )
     if problem := excess(trained_T - exact_T, rounded_T - exact_T):
         raise ModelFolderError(
-            "training does not compute what this model computes",
-            got=f"log-probabilities apart between training and the model itself: {problem}",
-            cure="take a model whose logits are hidden states times the head's weight, soft-capped or scaled at most",
+            "the training forward does not match the model's own forward",
+            got=f"log-probabilities differ: {problem}",
+            cure="use a model whose logits are hidden states times the head's weight, at most soft-capped or scaled",
         )
 
 

@@ -132,7 +132,7 @@ class Learner:
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Train until the last step; returns False when `stopping` ended it early."""
-        log.info("learning", start=str(self._version), steps=self._milestones.total)
+        log.info("training started", start=str(self._version), steps=self._milestones.total)
         if self._first:
             self._first.intake.open()
         with self._turn.getting_on():
@@ -259,11 +259,11 @@ class Learner:
         kept = ""
         if self._first:
             kept = str(keep_batch(self._first.crash_folder, self._first.policy, self._version.step, order))
-            log.warning("update skipped", reason="loss or gradient is not finite", rows=kept)
+            log.warning("update skipped", reason="loss or gradient not finite", rows=kept)
         if self._skipped >= MAX_SKIPPED_UPDATES:
             raise RoleFailed(
-                f"{self._skipped} steps in a row had a loss or gradient that is not finite; "
-                f"the rows of the last one are in {kept or 'the crash folder'}; lower learner.lr"
+                f"loss or gradient not finite in {self._skipped} steps in a row; "
+                f"the rows of the last step are in {kept or 'the crash folder'}; lower learner.lr"
             )
 
     def _watch_mismatch(self, values: dict[str, float]) -> None:
@@ -271,7 +271,12 @@ class Learner:
         k3_nats, bound = values["mismatch/k3_nats"], self._milestones.mismatch_alarm_nats
         if not k3_nats <= bound:
             self._alarms += 1
-            log.warning("mismatch", k3_nats=k3_nats, bound_nats=bound, max_ratio=values["mismatch/max_ratio"])
+            log.warning(
+                "learner and engine log-probabilities differ",
+                k3_nats=k3_nats,
+                bound_nats=bound,
+                max_ratio=values["mismatch/max_ratio"],
+            )
 
     def _report(self, first: FirstRank, prepared: PreparedStep, values: dict[str, float], *, busy_s: float) -> None:
         first.telemetry.doing("reporting")
@@ -308,7 +313,7 @@ class Learner:
             self._publisher.begin(self._published(model), version, None, lasts=lasts)
             return
         first.telemetry.doing("publishing")
-        with first.telemetry.awaiting("the version before", whom="its folder"):
+        with first.telemetry.awaiting("publishing of the previous version"):
             self._publisher.finish()
         if first.evaluations:
             first.evaluations.ask_when_due(version)  # before any worker may sample other things under it
@@ -348,7 +353,7 @@ class Learner:
             self._first.intake.note_progress()
         tensors = training_tensors(self._trainer.model, self._trainer.optimizer)
         self._saver.save(step, tensors, self._state(self._first) if self._first else {})
-        log.info("checkpoint", step=step)
+        log.info("saving a checkpoint", step=step)
 
     def _state(self, first: FirstRank) -> dict[str, Any]:
         return {

@@ -43,5 +43,5 @@ class VerifierFailures:
             where=f"tasks.{task}.verifier",
             got=self.first[task],
             wanted=f"at most run.max_verifier_failures = {most:g} of them",
-            cure="mend the verifier (`mrl check` tries it on three prompts), or raise run.max_verifier_failures",
+            cure="fix the verifier (`mrl check` tries it on three prompts), or raise run.max_verifier_failures",
         )

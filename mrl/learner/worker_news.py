@@ -78,9 +78,9 @@ class WaitBounds:
         """Return why a wait since `began_s` is over; empty while it is not."""
         silence_s = self.data_timeout_s if news.has_spoken else max(self.first_word_s, self.data_timeout_s)
         if now_s - max(news.heard_s, began_s) > silence_s:
-            return f"nothing was heard for {silence_s:g} s"
+            return f"no message from any worker for {silence_s:g} s"
         if news.has_spoken and now_s - max(news.moved_s, began_s) > self.data_timeout_s:
             return f"nothing was sampled, judged, published or loaded for {self.data_timeout_s:g} s"
         if news.has_spoken and now_s - max(news.worked_s, began_s) > max(self.loading_s, self.data_timeout_s):
-            return f"engines were started and weights loaded for {self.loading_s:g} s, and no token was sampled"
+            return f"workers only started engines or loaded weights for {self.loading_s:g} s; no token was sampled"
         return ""

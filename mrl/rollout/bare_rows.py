@@ -37,7 +37,7 @@ def whole(bare: BareText, spelling: TurnSpelling) -> GivenRow:
         return GivenRow(_known(bare.token_ids, spelling), True, None)
     token_ids = spelling.plain(bare.text)
     if not token_ids.size:
-        raise RecordError("the agent gave a text of no token")
+        raise RecordError("the agent sent a text without any token")
     return GivenRow(token_ids, True, bare.text)
 
 
@@ -62,7 +62,7 @@ def _known(token_ids: Sequence[int], spelling: TurnSpelling) -> Int32s:
     """Return given ids, [B]. Raises RecordError for an id that the policy's tokenizer does not know."""
     unknown = next((one for one in sorted(set(token_ids)) if not spelling.name(one)), None)
     if unknown is not None:
-        raise RecordError(f"the agent gave a token that the policy does not have: {unknown}")
+        raise RecordError(f"the agent sent a token id that the policy does not have: {unknown}")
     return np.array(token_ids, dtype=np.int32)
 
 

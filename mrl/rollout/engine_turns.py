@@ -274,13 +274,13 @@ class EngineInTurns:
     def _is_late(self, began_s: float, timeout_s: float | None) -> bool:
         if timeout_s is None and (self._stopping() or self._ending.is_set()):
             told = "closed" if self._ending.is_set() else "told to stop"
-            raise EngineLost(f"it waits for its turn on the device, and is {told}")
+            raise EngineLost(f"the engine was {told} while it waited for its turn on the device")
         return timeout_s is not None and self._clock() - began_s >= timeout_s
 
     def _await_change(self, began_s: float, timeout_s: float | None) -> None:
         """Wait a slice of time for a change of the state, which is locked."""
         slice_s = 1.0 if timeout_s is None else max(0.0, timeout_s - (self._clock() - began_s))
-        with self._telemetry.awaiting("turn", whom=self._ahead.holder, since_s=began_s):
+        with self._telemetry.awaiting("device turn", whom=self._ahead.holder, since_s=began_s):
             self._state.wait(slice_s)
 
     # The thread that takes and gives back turns.
@@ -292,8 +292,8 @@ class EngineInTurns:
             waits(self.turns_seen)
             if self._stopping():
                 self._turn.give_back()
-                raise EngineLost("it waits for its first turn on the device, and is told to stop")
-            with self._telemetry.awaiting("turn", whom=ahead.holder, since_s=began_s):
+                raise EngineLost("the engine was told to stop while it waited for its first turn on the device")
+            with self._telemetry.awaiting("device turn", whom=ahead.holder, since_s=began_s):
                 time.sleep(LOOK_S)
 
     def _take_turns(self) -> None:
@@ -369,7 +369,7 @@ class EngineInTurns:
                 prove(self._engine, read_manifest(loaded.folder / MANIFEST))
         except WeightsError as error:
             raise EngineLost(
-                f"version {loaded.version} is not served again behind a turn of others: {error}"
+                f"version {loaded.version} could not be reloaded after another process's turn: {error}"
             ) from error
 
     def _may_leave(self) -> bool:

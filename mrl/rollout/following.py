@@ -71,7 +71,7 @@ class WeightsFollower:
             self._totals.installed(outcome)
         elif isinstance(outcome, Missed):
             self._totals.missed(outcome)
-            log.info("weights not offered", version=str(outcome.version), reason=outcome.reason)
+            log.info("weights not available from the learner", version=str(outcome.version), reason=outcome.reason)
             pause_s = math.inf if self._link.is_over else REFUSED_PAUSE_S  # nobody offers them any more, or not yet
             self._refused = outcome.version, self._clock() + pause_s
         elif isinstance(outcome, Refused):

@@ -72,7 +72,7 @@ class FrozenLife:
 
     def _turn(self) -> None:
         if self._is_lost:
-            with self._telemetry.awaiting("engine", whom="its restart"):
+            with self._telemetry.awaiting("engine restart"):
                 self._engine.restart()
             self._is_lost = False
         if self._engine.version is None:
@@ -99,10 +99,10 @@ class FrozenLife:
             self._prove(self._manifest)
         except WeightsUnproved as error:
             raise EngineError(
-                "the server does not serve the weights of the policy's folder",
+                "the server does not serve the weights of the policy's model folder",
                 where=f"policies.{self._manifest.policy}",
                 got=str(error),
-                cure="start the server on that folder, or name the folder that it serves",
+                cure="start the server with that folder, or set the policy's `model` to the folder that it serves",
             ) from error
 
     def _prove_again(self, manifest: Manifest) -> None:
@@ -111,22 +111,24 @@ class FrozenLife:
             self._prove(manifest)
         except WeightsUnproved as error:
             raise EngineLost(
-                f"it no longer serves the weights of the policy's folder ({error}); scores of the last "
-                f"{PROVE_AGAIN_S:g} s may be of others"
+                f"the server no longer serves the weights of the policy's model folder ({error}); scores of the last "
+                f"{PROVE_AGAIN_S:g} s may come from other weights"
             ) from error
 
     def _prove(self, manifest: Manifest) -> None:
         """Raises WeightsUnproved, EngineLost."""
-        with self._telemetry.awaiting("proof", whom="the engine"):
+        with self._telemetry.awaiting("weight check", whom="the engine"):
             proof = prove(self._engine, manifest)
         self._prove_s = self._clock() + PROVE_AGAIN_S
-        log.info("weights proved", gap_nats=proof.gap.max_nats, compared_share=proof.compared_share)
+        log.info("weights verified", gap_nats=proof.gap.max_nats, compared_share=proof.compared_share)
 
     def _lose(self, error: EngineLost) -> None:
         self._is_lost = True
         self._lost_in_a_row += 1
         if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
-            raise RoleFailed(f"the engine was lost {MAX_LOST_IN_A_ROW} times without one score: {error}") from error
+            raise RoleFailed(
+                f"the engine was lost {MAX_LOST_IN_A_ROW} times in a row without a score: {error}"
+            ) from error
         log.warning("engine lost", reason=str(error))
 
     def _report(self) -> None:

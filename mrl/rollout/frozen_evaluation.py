@@ -62,7 +62,7 @@ class FrozenEvaluation:
         if self._is_over:
             return
         self._is_over, missing = True, self._book.num_missing
-        log.error("evaluation given up", policy=self._sampler.policy, reason="the worker ends", missing=missing)
+        log.error("evaluation abandoned", policy=self._sampler.policy, reason="the worker is stopping", missing=missing)
         self._telemetry.metrics(self._book.version.step, {"eval/missing_answers": missing})
 
     def _tell(self) -> None:

@@ -165,21 +165,19 @@ class Beginnings:
             if flight.item.continuation is not None:
                 unbegun = failed.ending if isinstance(failed, PlayedEpisode) else "refused"
                 given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0, unbegun=unbegun))
-                log.info("a peer's turns lead nowhere here", prompt=flight.item.prompt_id, reason=reason)
+                log.info("replay of a peer's turns failed", prompt=flight.item.prompt_id, reason=reason)
                 continue
             given_up.append(StaleGroup(ticket=flight.item.ticket, num_tokens=0))
             if isinstance(failed, PlayedEpisode) and failed.ending == GIVEN_UP:
-                log.warning(
-                    "an episode was given up, and its group with it", prompt=flight.item.prompt_id, reason=reason
-                )
+                log.warning("episode abandoned, and its group too", prompt=flight.item.prompt_id, reason=reason)
                 if not self._given_up:
                     self._since_s = self._told_s = self._clock()
                 self._given_up[reason] += 1
                 continue
             self._in_a_row += 1
-            log.warning("an environment did not begin", prompt=flight.item.prompt_id, reason=reason)
+            log.warning("environment failed to start", prompt=flight.item.prompt_id, reason=reason)
             if self._in_a_row >= MAX_UNBEGUN_IN_A_ROW:
-                raise RoleFailed(f"environments did not begin {self._in_a_row} times in a row: {reason}")
+                raise RoleFailed(f"environments failed to start {self._in_a_row} times in a row: {reason}")
         self._tell()
         return begun, given_up
 
@@ -189,18 +187,18 @@ class Beginnings:
         if self._given_up and now_s - self._told_s >= FRUITLESS_S:
             self._told_s = now_s
             log.warning(
-                "no group has come, because episodes of agents are given up",
+                "no group completed: episodes of agents are abandoned",
                 since_s=round(now_s - self._since_s),
                 groups="; ".join(
-                    f"{count} of them: {reason}" for reason, count in self._given_up.most_common(MOST_REASONS)
+                    f"{count} abandoned: {reason}" for reason, count in self._given_up.most_common(MOST_REASONS)
                 ),
-                cure="look why agents do not go on (the gateway's log); one may be silent for gateway.idle_s",
+                cure="see the gateway's log for why agents stop; an agent may be silent for gateway.idle_s at most",
             )
 
 
 def _why(unbegun: Generation) -> str:
     words = unbegun.verdict.words if isinstance(unbegun, PlayedEpisode) else ""
-    return words or "the engine refused its first turn"
+    return words or "the engine refused the first turn"
 
 
 class UnprovedGroups:

@@ -136,8 +136,8 @@ class WorkerLink:
                 body = encode(self._message(group))
                 if len(body) > MAX_GROUP_BYTES and isinstance(group, ScoredGroup):
                     told = {"task": group.task, "prompt": group.prompt_id, "bytes": len(body), "most": MAX_GROUP_BYTES}
-                    cure = "a smaller rollout.group_size or rollout.max_new_tokens"
-                    log.warning("a group is longer than a message may be, and is given up", **told, cure=cure)
+                    cure = "lower rollout.group_size or rollout.max_new_tokens"
+                    log.warning("group dropped: exceeds the message size limit", **told, cure=cure)
                     num_tokens = sum(answer.num_sampled_tokens for answer in group.answers)
                     body = encode(self._message(StaleGroup(ticket=group.ticket, num_tokens=num_tokens)))
                 self._forget(group.ticket)

@@ -148,7 +148,7 @@ class PlainServing:
         self._tell(WorkerRoom(self._voice.policy, 0, None))  # first, or the gateway would send the same again
         asked = [*self._to_score, *self._ready, *self._flying.values(), *(one for one, _ in self._held)]
         for one in asked:
-            self._refuse(one.request, LOST, "the worker lost its engine, or its place")
+            self._refuse(one.request, LOST, "the worker lost its engine or its lease")
         flying = list(self._flying)
         self._to_score.clear()
         self._ready.clear()
@@ -218,7 +218,7 @@ class PlainServing:
                 return
             self._to_score.popleft()
             if scores is None:
-                self._refuse(asked.request, "refused", "the engine does not take the text, as one that is too long")
+                self._refuse(asked.request, "refused", "the engine refused the text; it may be too long")
                 continue
             self._num_scored += len(scores)
             scored = _Asked(asked.request, asked.prompt, self._given(asked.prompt, scores))
@@ -275,7 +275,7 @@ class PlainServing:
         held, self._held = self._held, []
         for asked, generation in held:
             if not generation.token_ids.size:
-                self._refuse(asked.request, "refused", "the engine does not take the request, as one that is too long")
+                self._refuse(asked.request, "refused", "the engine refused the request; it may be too long")
             elif all(is_good(span.version) for span in generation.versions):
                 self._say(asked, generation.versions[-1].version, generation)
             else:

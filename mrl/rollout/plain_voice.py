@@ -58,17 +58,19 @@ class PlainVoice:
         """Return the ids to go on from, or to score, [P]. Raises ValueError with words for the client."""
         others = [one for one in request.stop_token_ids if one not in self.receiver.eos_ids]
         if others:
-            wanted = f"of {', '.join(map(str, self.receiver.eos_ids)) or 'none'}, which end all of its answers"
-            raise ValueError(f"stop_token_ids: {others[0]} ends no answer of {self.policy}; wanted some {wanted}")
+            wanted = ", ".join(map(str, self.receiver.eos_ids)) or "none"
+            raise ValueError(
+                f"stop_token_ids: {others[0]} is not an end token of {self.policy}; its end tokens: {wanted}"
+            )
         most = min(self.max_prompt_tokens, self.row_tokens - self.limit(request))
         if (num_bytes := _num_bytes(request)) > MAX_TOKEN_BYTES * most:  # before anything is tokenized
-            raise ValueError(
-                f"prompt: {num_bytes:,} bytes; at most {most} tokens, and {MAX_TOKEN_BYTES} bytes for each"
-            )
+            raise ValueError(f"prompt: {num_bytes:,} bytes; at most {most} tokens of {MAX_TOKEN_BYTES} bytes each")
         if request.messages:
             if request.tools and self.syntax is None:
-                cure = f"policies.{self.policy}.prompt.family may tell them"
-                raise ValueError(f"tools: the chat template of {self.policy} shows no calls that can be read; {cure}")
+                cure = f"set policies.{self.policy}.prompt.family"
+                raise ValueError(
+                    f"tools: the chat template of {self.policy} shows no tool call format that mrl knows; {cure}"
+                )
             try:
                 found = self.spelling.opening(request.messages, [parse_json(tool) for tool in request.tools])
             except ModelFolderError as error:
@@ -81,7 +83,7 @@ class PlainVoice:
             if not known.all():
                 raise ValueError(f"prompt: {self.policy} has no token {int(found[~known][0])}")
         if not found.size:
-            raise ValueError("prompt: it has no token")
+            raise ValueError("prompt: empty (no token)")
         if found.size > most:
             why = "gateway.max_prompt_tokens" if most == self.max_prompt_tokens else "with this max_tokens"
             raise ValueError(f"prompt: {found.size} tokens; at most {most} ({why})")

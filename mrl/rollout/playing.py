@@ -234,10 +234,10 @@ class EpisodeEngine:
         """Take in text without roles, in the current row or a new one; return whether it is the policy's turn now."""
         spelling, has_begun = self._stage.voice.spelling, episode.prompt_token_ids is not None
         if episode.request.given and not has_begun:
-            return self._fails(episode, UNEQUAL, "it gave text without roles, and to the peer messages")
+            return self._fails(episode, UNEQUAL, "the agent sent text without roles where the peer got messages")
         if max(bare.num_bytes / MAX_TOKEN_BYTES, len(bare.token_ids)) > self._stage.row_tokens:  # too long to tokenize
             if not has_begun:
-                return self._fails(episode, TOO_LONG, "its first text is longer than a row may be")
+                return self._fails(episode, TOO_LONG, "the first text is longer than a row may be")
             self._ask_reward(episode, MAX_TOKENS)
             return False
         row = given_row(bare, spelling, lambda: episode.past, episode.spelled) if has_begun else whole(bare, spelling)
@@ -261,7 +261,7 @@ class EpisodeEngine:
     def _has_tools(self, episode: EpisodeInPlay, said: EnvironmentTurn) -> bool:
         """Set the tools from here on; end the episode and return False where the policy cannot call them."""
         if said.tools and not self._stage.voice.can_call:
-            words = "the policy's chat template shows no calls that can be read; policies.X.prompt.family may tell them"
+            words = "the policy's chat template shows no tool call format that mrl knows; set policies.X.prompt.family"
             return self._fails(episode, WRONG_TYPE, words)
         episode.tools = said.tools
         return True
@@ -313,11 +313,11 @@ class EpisodeEngine:
         """Set the prompt; end the episode and return False where the policy cannot have its first turn behind it."""
         room = min(self._stage.row_tokens - prompt.size, episode.rules.max_tokens - episode.num_given_tokens)
         if self._stage.max_turn_tokens > room:
-            what = "its first message and given turns" if episode.request.given else "its first message"
-            words = f"{what} of {prompt.size} tokens leaves an episode room for {max(0, room)}: less than a turn"
+            what = "the first message with the peer's turns" if episode.request.given else "the first message"
+            words = f"{what} has {prompt.size} tokens and leaves {max(0, room)} for the episode: less than one turn"
             return self._fails(episode, TOO_LONG, words)
         if not np.array_equal(prompt, self._prompts.setdefault(episode.request.request_id, prompt)):
-            words = "reset began two episodes of one seed with different messages"
+            words = "reset returned different first messages for the same seed"
             return self._fails(episode, WRONG_TYPE, words)
         episode.prompt_token_ids = prompt
         return True
@@ -352,7 +352,7 @@ class EpisodeEngine:
             reason, verdict = GIVEN_UP, Verdict(episode.rules.failed_reward, "", failure=GIVEN_UP, words=said.words)
             episode.forget()
         elif said.has_failed or said.reward is None:
-            reason, words = (said.reason, said.words) if said.has_failed else (WRONG_TYPE, "it gave no reward")
+            reason, words = (said.reason, said.words) if said.has_failed else (WRONG_TYPE, "no reward was given")
             verdict = Verdict(episode.rules.failed_reward, "", failure=reason, words=words)
         else:
             reason, verdict = said.reason, Verdict(said.reward, episode.last_words)

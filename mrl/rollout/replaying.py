@@ -68,8 +68,8 @@ class OwnVoice:
             turn = self.say(messages[place : place + 1])
             if isinstance(turn, str):
                 raise ModelFolderError(
-                    f"a turn of the conversation cannot be said in own tokens: {turn}",
-                    cure="policies.X.prompt.chat_template: a template says turns of any length",
+                    f"a turn of the conversation cannot be written in the policy's tokens: {turn}",
+                    cure="set policies.X.prompt.chat_template: a chat template can write turns of any length",
                 )
             parts += [turn, self.spelling.bridge(turn.tolist(), messages[place].tool_calls, messages[place + 1 : end])]
         return np.concatenate(parts)
@@ -102,7 +102,9 @@ class TurnReplay:
         messages = self.turns[len(self.parts)].messages
         token_ids = self.voice.say(messages)
         if isinstance(token_ids, str):
-            return EnvironmentTurn.failed(UNSAID, f"a peer's turn cannot be said in own tokens: {token_ids}")
+            return EnvironmentTurn.failed(
+                UNSAID, f"a peer's turn cannot be written in the policy's tokens: {token_ids}"
+            )
         wanted = messages[0]
         try:
             self.said, message = self.voice.read(self.voice.spelling.text(token_ids.tolist()), False, self.tools)
@@ -110,7 +112,7 @@ class TurnReplay:
             return EnvironmentTurn.failed(UNSAID, str(error))
         # A template may drop content beside calls.
         if message.tool_calls != wanted.tool_calls or not (wanted.tool_calls or message.content == wanted.content):
-            words = f"a peer's turn, said in own tokens, is another: {_shown([message])}, and was {_shown([wanted])}"
+            words = f"a peer's turn changes in the policy's tokens: {_shown([wanted])} becomes {_shown([message])}"
             return EnvironmentTurn.failed(UNSAID, words)
         self.parts.append(token_ids)
         return self.said
@@ -125,8 +127,8 @@ class TurnReplay:
             return answer
         is_own = answer.bare is not None or answer.begins_row  # of a row that is not the peer's
         if answer.done or is_own or answer.messages != expected:
-            told = "the end" if answer.done else "what begins another row" if is_own else _shown(answer.messages)
-            words = f"to a peer's turn it said {told}, and to the peer {_shown(expected)}"
+            told = "the end" if answer.done else "a new row" if is_own else _shown(answer.messages)
+            words = f"the answer to a peer's turn is {told}, but the peer got {_shown(expected)}"
             return EnvironmentTurn.failed(UNEQUAL, words)
         assert self.said is not None, "it answers a turn"
         bridge = self.voice.spelling.bridge(self.parts[-1].tolist(), self.said.tool_calls, answer.messages)

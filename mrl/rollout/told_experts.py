@@ -34,8 +34,8 @@ def with_experts(group: ScoredGroup, generations: Sequence[Generation]) -> Score
     num_bytes = sum(len(one.ids) for one in (*sampled, of_prompt) if one is not None)
     if num_bytes > MAX_EXPERTS_BYTES:
         told_of = {"task": group.task, "prompt": group.prompt_id, "bytes": num_bytes, "most": MAX_EXPERTS_BYTES}
-        cure = "a smaller rollout.group_size or rollout.max_new_tokens"
-        log.warning("the experts of a group are not replayed: a message has no room for them", **told_of, cure=cure)
+        cure = "lower rollout.group_size or rollout.max_new_tokens"
+        log.warning("experts of a group not replayed: exceed the message size limit", **told_of, cure=cure)
         return group
     answers = [msgspec.structs.replace(a, experts=one) for a, one in zip(group.answers, sampled, strict=True)]
     return msgspec.structs.replace(group, answers=answers, prompt_experts=of_prompt)

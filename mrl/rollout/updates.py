@@ -106,7 +106,7 @@ def install(
     started_s = time.monotonic()
     manifest = read_manifest(manifest_path)
     if manifest.version != version:
-        raise WeightsError(f"{manifest_path}: describes version {manifest.version}, wanted {version}")
+        raise WeightsError(f"{manifest_path}: the manifest describes version {manifest.version}, wanted {version}")
     route = Route.ADAPTERS if manifest.base else Route.FILES
     if manifest.broadcast:
         route = _by_broadcast(engine, manifest, link, is_wanted)
@@ -137,13 +137,13 @@ def _by_broadcast(engine: Engine, manifest: Manifest, link: WorkerLink | None, i
         is_wanted=is_wanted,
     )
     if route is None:
-        raise NotOffered(f"no answer about version {manifest.version} within {ROUTE_S:g} s")
+        raise NotOffered(f"no answer from the learner about version {manifest.version} within {ROUTE_S:g} s")
     if route.meeting is None:
-        raise NotOffered(f"version {manifest.version} is not the newest any more, or cannot be sent now")
+        raise NotOffered(f"version {manifest.version} is no longer the newest, or cannot be sent now")
     try:
         engine.receive(IncomingTensors(route.meeting, manifest.broadcast, manifest.tensors), manifest.version)
     except (PeerLost, WeightsError) as error:
-        log.warning("broadcast failed", version=str(manifest.version), reason=str(error))
+        log.warning("weight broadcast failed; using files", version=str(manifest.version), reason=str(error))
         return Route.FILES_INSTEAD
     return Route.BROADCAST
 
@@ -153,7 +153,7 @@ def _in_files(version: Version, link: WorkerLink | None, is_wanted: Callable[[],
     assert link is not None, "it was told of a broadcast"
     route = link.ask_weights(version, num_ranks=0, within_s=FILES_S, is_wanted=is_wanted)
     if route is None or not route.folder:
-        raise NotOffered(f"version {version} is not offered in files either", lost_broadcast=True)
+        raise NotOffered(f"version {version} is not available in files either", lost_broadcast=True)
     return Path(route.folder).parent
 
 
@@ -179,12 +179,12 @@ def prove(engine: Engine, manifest: Manifest) -> Proof:
         gap = gap_nats(manifest.canary, engine.score(manifest.canary.token_ids))
         held = engine.checksums() or {}
     except (WeightsError, ValueError) as error:  # the weights are loaded, and unproved ones are no good
-        raise WeightsUnproved(f"version {version} cannot be proved: {error}") from error
+        raise WeightsUnproved(f"version {version} could not be verified: {error}") from error
     if wrong := differing(manifest, held):
-        raise WeightsUnproved(f"the engine serves other bytes than version {version} in {wrong[:5]}")
+        raise WeightsUnproved(f"the engine's weights differ from version {version} in {wrong[:5]}")
     proof = Proof(gap, len(held.keys() & manifest.served.keys()) / max(1, len(manifest.served)))
     if gap.problem and (proof.compared_share < 1.0 or manifest.base or not math.isfinite(gap.mean_nats)):
-        raise WeightsUnproved(f"the canary of version {version} is off: {gap.problem}")
+        raise WeightsUnproved(f"canary check of version {version} failed: {gap.problem}")
     _tell(proof, manifest)
     return proof
 
@@ -192,10 +192,10 @@ def prove(engine: Engine, manifest: Manifest) -> Proof:
 def _tell(proof: Proof, manifest: Manifest) -> None:
     gap, version = proof.gap, str(manifest.version)
     if gap.problem:
-        log.warning("every byte of the weights is right, and the canary is off", version=version, reason=gap.problem)
+        log.warning("canary check failed although all weight bytes match", version=version, reason=gap.problem)
     elif proof.compared_share < 1.0 and manifest.canary.previous and not gap.tells_versions:
         log.info(
-            "the canary cannot tell this version from the one before: the step was too small beside rounding",
+            "canary check cannot tell this version from the previous one: the update is within rounding noise",
             version=version,
             noise_nats=gap.noise_nats,
             error_of_missing_share=gap.missing_error,
@@ -227,7 +227,7 @@ class Updates:
             return None
         (version, update), self._pending = self._pending, None
         try:
-            with self._telemetry.awaiting("weights", whom="the engine"):
+            with self._telemetry.awaiting("weight update", whom="the engine"):
                 installed = update.result()
             self._gone_s = None
             return installed

@@ -102,7 +102,7 @@ class Verifying:
                 continue
             self._told.add((prompt.task, verdict.failure))
             say = log.info if verdict.failure == UNREADABLE else log.warning
-            say("the verifier failed", task=prompt.task, kind=verdict.failure, reason=verdict.words)
+            say("verifier failed", task=prompt.task, kind=verdict.failure, reason=verdict.words)
             self._telemetry.sample(
                 max((version.step for version in flight.versions), default=0),
                 kind="unjudged",

@@ -38,7 +38,7 @@ class LeasedAnswers:
         leased = self._lease.slots(time.monotonic(), in_use)
         at_most = max(leased, in_use)
         if at_most != self._told:
-            log.info("slots", leased=leased, at_most=at_most)
+            log.info("slots changed", leased=leased, at_most=at_most)
             self._told = at_most
         return leased
 

@@ -125,7 +125,7 @@ class RolloutLoop:
 
         Groups in flight are not kept over the sleep: the learner counts them as under way, and would wait for them.
         """
-        self._telemetry.doing("falling asleep")
+        self._telemetry.doing("going to sleep")
         self._link.end()
         self._updates.abandon()
         self._verifying.hand_in(self._unproved.release())
@@ -138,7 +138,7 @@ class RolloutLoop:
         try:
             self._engine.sleep()
         except (EngineError, EngineLost) as error:
-            log.warning("the engine cannot sleep", reason=str(error))
+            log.warning("engine could not be put to sleep", reason=str(error))
             rest.refuse()
             return
         self._link.tell(lambda: ASLEEP)
@@ -174,7 +174,7 @@ class RolloutLoop:
         if self._duties.has_lost_lease():
             self._is_resting = self._duties.rests_unleased
             told = {"groups": len(self._flights), "given_up": not self._is_resting}
-            log.warning("the lease ran out while this process stood still", **told)
+            log.warning("lease expired while this process was not running", **told)
             if not self._is_resting:
                 self._engine.abort([*self._flights.requests, *self._lose_plain()])
                 self._link.give_up([*self._flights.lose(), *self._again])
@@ -221,9 +221,9 @@ class RolloutLoop:
             time.sleep(self._idle_slice_s)
             return []
         if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
-            raise PeerLost(f"no word from {self._learner} within {self._learner_bound_s:.0f} s")
+            raise PeerLost(f"no message from {self._learner} within {self._learner_bound_s:.0f} s")
         if self._following.has_refused and (self._duties.in_step or self._engine.version is None):
-            with self._telemetry.awaiting("weights that can be taken", whom=self._learner):
+            with self._telemetry.awaiting("usable weights", whom=self._learner):
                 time.sleep(IDLE_SLICE_S)  # then ask all the same: the answer tells of newer weights
         what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
         with self._telemetry.awaiting(what, whom=whom, bound_s=self._learner_bound_s):
@@ -289,7 +289,7 @@ class RolloutLoop:
             return self._plain.arrive(found, self._unproved.is_good) if self._plain else found
         elif self._busy:
             is_verifying = len(self._verifying) > 0
-            what, whom = ("verdicts", self._verifying.awaited) if is_verifying else ("proof", "new weights")
+            what, whom = ("verdicts", self._verifying.awaited) if is_verifying else ("weight check", "the engine")
             with self._telemetry.awaiting(what, whom=whom, since_s=self._verifying.awaited_since_s):
                 time.sleep(PROOF_SLICE_S)
         return []
@@ -334,7 +334,7 @@ class RolloutLoop:
             self.totals.engine_restarts += 1
             if self._lost_in_a_row > MAX_LOST_IN_A_ROW:
                 raise RoleFailed(
-                    f"the engine was lost {MAX_LOST_IN_A_ROW} times without one group: {reason}"
+                    f"the engine was lost {MAX_LOST_IN_A_ROW} times in a row without a group: {reason}"
                 ) from reason
             log.warning("engine lost", reason=str(reason), groups_to_sample_again=len(self._again))
             reason = self._restart()
@@ -342,7 +342,7 @@ class RolloutLoop:
 
     def _restart(self) -> EngineLost | None:
         """Restart the engine; return why it did not start, None when it did."""
-        with self._telemetry.awaiting("engine", whom="its restart"):
+        with self._telemetry.awaiting("engine restart"):
             try:
                 self._engine.restart()
             except EngineLost as error:

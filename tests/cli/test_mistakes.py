@@ -325,7 +325,7 @@ MODELS = [
             both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), model("chat_template.jinja",
                  "{% for m in messages %}{{ m.content }}{{ '.' if loop.last else ';' }}{% endfor %}"))),
     Mistake("an agent that is not there", "train small.toml --pool.train_prompts 40 --pool.held_out_prompts 8",
-            r"tasks\.talk\.dataset: no agent: the module my_agents cannot be imported: ModuleNotFoundError: No module named 'my_agents'; got 'my_agents:play'; wanted an async function",
+            r"tasks\.talk\.dataset: not usable as an agent: the module my_agents cannot be imported: ModuleNotFoundError: No module named 'my_agents'; got 'my_agents:play'; wanted an async function",
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'my_agents:play'\noptions = { size = 60 }\n[run]")),
     Mistake("an agent without a function", "check small.toml",
             r"tasks\.talk\.dataset: no such agent; got 'my_agents'; wanted an async function, \"module:function\", or \"outside\"",

@@ -137,7 +137,7 @@ def test_a_server_with_others_than_were_published_is_found_out(
         install(rig.engine, planted.manifest, planted.version)
     assert rig.engine.version == versions[1].version
     rig.engine.load_adapters(planted.manifest.parent, planted.version)
-    with pytest.raises(WeightsUnproved, match="other bytes"):
+    with pytest.raises(WeightsUnproved, match="weights differ from version"):
         prove(rig.engine, read_manifest(learnt.manifest))
     monkeypatch.setattr(rig.engine, "checksums", lambda: None)
     with pytest.raises(WeightsUnproved, match="canary"):
@@ -151,7 +151,7 @@ def test_it_is_the_numbers_in_the_kernels_that_are_compared(rig, versions):
     name, served = dialect._adapters
     dialect._adapters = name, versions[2].manifest.parent
     try:
-        with pytest.raises(WeightsUnproved, match=r"other bytes.*lora_A"):
+        with pytest.raises(WeightsUnproved, match=r"weights differ from version.*lora_A"):
             prove(rig.engine, read_manifest(versions[2].manifest))
     finally:
         dialect._adapters = name, served

@@ -107,7 +107,7 @@ def test_a_server_of_other_weights_is_found_out(engine, own, tmp_path, monkeypat
     engine.label(Version(0, 0))
     other = make_weights(tmp_path / "b", seed=2, family="llama", tied=False)
 
-    with pytest.raises(WeightsUnproved, match="other bytes"):
+    with pytest.raises(WeightsUnproved, match="weights differ from version"):
         prove(engine, described(other))
     monkeypatch.setattr(engine, "checksums", lambda: None)
     with pytest.raises(WeightsUnproved, match="canary"):
@@ -123,7 +123,7 @@ def test_one_element_that_rounds_to_another_number_is_named(engine, changed):
     held = engine.checksums()
     wanted = steps.digests()
     assert {name for name in wanted if held[name] != wanted[name]} == {UP_PROJ}
-    with pytest.raises(WeightsUnproved, match=rf"other bytes than version 0\.0 in .*{UP_PROJ}"):
+    with pytest.raises(WeightsUnproved, match=rf"weights differ from version 0\.0 in .*{UP_PROJ}"):
         prove(engine, described(steps))
 
 

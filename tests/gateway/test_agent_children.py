@@ -86,7 +86,7 @@ def test_one_that_ends_is_started_again_and_at_last_given_up(folder, monkeypatch
             await children.tend()
             await asyncio.sleep(0.05)
 
-    with pytest.raises(TaskError, match=f"ended {MAX_ENDS_IN_A_ROW} times in a row"):
+    with pytest.raises(TaskError, match=f"exited {MAX_ENDS_IN_A_ROW} times in a row"):
         tended(tasks_of("my_agents:play"), work)
 
 
@@ -95,7 +95,7 @@ def test_one_that_ends_is_started_again_and_at_last_given_up(folder, monkeypatch
     [
         ("", "has no play"),
         ("import nothing_like_it\n", "No module named 'nothing_like_it'"),
-        ("def play(client, row): ...\n", "no async function"),
+        ("def play(client, row): ...\n", "is not an async function"),
         ("async def play(client): ...\n", r"cannot be called with \(client, row\)"),
     ],
 )
@@ -125,8 +125,8 @@ def config():
     [
         ([], ""),
         (["--run.sync", "false"], "got 'run.sync = false'"),
-        (["--policies.qwen.rollout.group_size", "8"], "one size for all policies"),
-        (["--policies.qwen.learner.prompts_per_step", "3"], "one number for all policies"),
+        (["--policies.qwen.rollout.group_size", "8"], "the same size for all policies"),
+        (["--policies.qwen.learner.prompts_per_step", "3"], "the same number for all policies"),
         (["--policies.llama.objective.drop_uniform_groups", "true"], "drop_uniform_groups"),
         (["--pool.keep_solved", "0.5"], "a curriculum"),
     ],

@@ -25,7 +25,7 @@ async def play(client, row):
     ("wants", "table", "reason", "words"),
     [
         ("memory", {"agent_memory_mib": 3072}, MEMORY, "MemoryError"),
-        ("the processor", {"episode_cpu_s": 1.0}, TIMEOUT, "more than 1 s of processor time without a pause"),
+        ("the processor", {"episode_cpu_s": 1.0}, TIMEOUT, "more than 1 s of CPU time without yielding"),
     ],
 )
 def test_an_episode_that_wants_too_much_fails_alone(tmp_path, monkeypatch, wants, table, reason, words):

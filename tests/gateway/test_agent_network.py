@@ -142,7 +142,7 @@ def test_what_a_killed_process_played_is_given_up_at_once(tmp_path, monkeypatch)
                 await children.tend()
                 await asyncio.sleep(0.05)
             assert (reply.result().reason, reply.result().has_failed) == (GIVEN_UP, False)
-            assert reply.result().words == "the process that played it has ended"
+            assert reply.result().words == "the agent process exited"
             opened = book.offer("qwen", "sums", {"seed": 2}).opened()
             while not opened.done():
                 await children.tend()
@@ -152,7 +152,7 @@ def test_what_a_killed_process_played_is_given_up_at_once(tmp_path, monkeypatch)
 
     with structlog.testing.capture_logs() as logs:
         assert asyncio.run(whole()) == 1
-    (told,) = [one for one in logs if one["event"] == "an agent's process ended, and is started again"]
+    (told,) = [one for one in logs if one["event"] == "agent process exited; restarting it"]
     assert told["episodes_given_up"] == 1
 
 
@@ -183,7 +183,7 @@ def test_an_agent_reaches_the_gateway_and_nothing_else(tmp_path, place):
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(whole())
-    told = [one for one in logs if one["event"] == "agents reach the gateway and nothing else"]
+    told = [one for one in logs if one["event"] == "agents can reach only the gateway"]
     assert [(one["task"], one["unless"]) for one in told] == [("sums", 'tasks.sums.agent_network = "host"')]
 
 
@@ -218,14 +218,14 @@ def test_where_there_is_no_namespace_the_agent_plays_all_the_same_and_it_is_told
     with structlog.testing.capture_logs() as logs:
         asyncio.run(whole())
     (told,) = [one for one in logs if one["log_level"] == "warning"]
-    assert "no network namespace to give" in told["event"]
+    assert "no network namespace available" in told["event"]
     assert "No space left" in told["why"]
-    assert told["cure"].startswith('tasks.sums.agent_network = "host"')
+    assert told["cure"].startswith('set tasks.sums.agent_network = "host"')
     asked = "from mrl.gateway.agent_network import described_network; print(described_network())"
     done = subprocess.run([*refusing, sys.executable, "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("all that this host does")
+    assert done.stdout.startswith("all that this host reaches")
     assert "No space left" in done.stdout
-    assert described_network() == "the gateway"
+    assert described_network() == "only the gateway"
 
 
 @needs_namespaces

@@ -97,11 +97,11 @@ async def playing(idle_s=60.0, command=(), **more):
     ("does", "table", "reason", "words"),
     [
         ("play", {}, DONE, ""),
-        ("die early", {}, EXITED, "its program ended with exit code 3 and gave no reward: no such luck"),
-        ("forget", {}, EXITED, "its program ended with exit code 0 and gave no reward"),
-        ("kill itself", {}, EXITED, "its program was killed by signal 9 and gave no reward"),
-        ("want memory", {"agent_memory_mib": 2048}, MEMORY, "exit code 1 and gave no reward: MemoryError"),
-        ("compute", {"episode_cpu_s": 1.0}, TIMEOUT, "its program used more than 1 s of processor time"),
+        ("die early", {}, EXITED, "the agent program exited with code 3 and gave no reward: no such luck"),
+        ("forget", {}, EXITED, "the agent program exited with code 0 and gave no reward"),
+        ("kill itself", {}, EXITED, "the agent program was killed by signal 9 and gave no reward"),
+        ("want memory", {"agent_memory_mib": 2048}, MEMORY, "code 1 and gave no reward: MemoryError"),
+        ("compute", {"episode_cpu_s": 1.0}, TIMEOUT, "the agent program used more than 1 s of CPU time"),
     ],
 )
 def test_each_end_of_a_program_is_told_and_counted(folder, does, table, reason, words):
@@ -171,7 +171,10 @@ def test_a_row_that_no_environment_holds_fails_its_episode_alone(folder):
     async def whole():
         async with playing() as (book, _):
             first, _ = await episode(book, does="play", text="x" * (1 << 18))
-            assert (first.reason, first.words) == (EXITED, "its program cannot be started: Argument list too long")
+            assert (first.reason, first.words) == (
+                EXITED,
+                "the agent program could not be started: Argument list too long",
+            )
             _, last = await episode(book, does="play")
             return last.reward
 
@@ -181,10 +184,10 @@ def test_a_row_that_no_environment_holds_fails_its_episode_alone(folder):
 @pytest.mark.parametrize(
     ("words", "program", "refusal"),
     [
-        (("no-such-program-here",), "", "no such program"),
-        ((sys.executable, "not_there.py"), "", "ends before it asks anything: .*can't open file"),
-        ((sys.executable, "my_agent.py"), "raise KeyError(1)\n", "ends before it asks anything: KeyError: 1"),
-        ((sys.executable, "my_agent.py"), "", "ends before it asks anything: exit code 0"),
+        (("no-such-program-here",), "", "program not found"),
+        ((sys.executable, "not_there.py"), "", "exits before its first request: .*can't open file"),
+        ((sys.executable, "my_agent.py"), "raise KeyError(1)\n", "exits before its first request: KeyError: 1"),
+        ((sys.executable, "my_agent.py"), "", "exits before its first request: exit code 0"),
         ((sys.executable, "my_agent.py"), PROGRAM, ""),
     ],
 )

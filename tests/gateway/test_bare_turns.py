@@ -117,9 +117,9 @@ def test_what_another_form_calls_its_sampling_is_nothing_here():
 @pytest.mark.parametrize(
     ("path", "asked", "words"),
     [
-        ("/v1/completions", {"prompt": "1", "n": 2}, "an episode goes on with one answer to one prompt"),
-        ("/v1/completions", {"prompt": ["1", "2"]}, "an episode goes on with one answer to one prompt"),
-        ("/v1/completions", {"prompt": "1", "echo": True}, "echo: in an episode no given token is scored"),
+        ("/v1/completions", {"prompt": "1", "n": 2}, "a session takes one prompt and gives one answer"),
+        ("/v1/completions", {"prompt": ["1", "2"]}, "a session takes one prompt and gives one answer"),
+        ("/v1/completions", {"prompt": "1", "echo": True}, "echo: given tokens are not scored in a session"),
         ("/v1/completions", {"prompt": ""}, "the prompt has neither text nor token ids"),
         ("/v1/completions", {"prompt": "1" * (2 << 20) + "1"}, "at most 2,097,152"),
         ("/v1/completions", {"prompt": "1", "model": "llama"}, "model 'llama': wanted 'qwen' or 'policy'"),

@@ -40,12 +40,12 @@ def test_a_conversation_is_read():
     ("changes", "words"),
     [
         ({"model": "gpt-4"}, "wanted 'qwen'"),
-        ({"n": 2}, "leave n out"),
+        ({"n": 2}, "omit n"),
         ({"messages": []}, "at least one message"),
         ({"messages": "Hi"}, "at least one message"),
         ({"messages": ["Hi"]}, r"messages\[0\]"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "role 'robot'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "no images"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "neither images"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "no.*UTF-8|not UTF-8"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "id and function"),
         (
@@ -54,7 +54,7 @@ def test_a_conversation_is_read():
                     {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}
                 ]
             },
-            "no JSON",
+            "not JSON",
         ),
         (
             {
@@ -62,12 +62,12 @@ def test_a_conversation_is_read():
                     {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "3"}}]}
                 ]
             },
-            "no object",
+            "not a JSON object",
         ),
         ({"tools": [{"type": "function"}]}, "tools: wanted"),
         ({"tools": 5}, "tools: wanted a list"),
         ({"messages": [{"role": "assistant", "tool_calls": 5}]}, "tool_calls: wanted a list"),
-        ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "no JSON"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "not JSON"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
             "not a JSON schema",

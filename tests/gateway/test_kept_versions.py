@@ -103,7 +103,7 @@ def test_a_version_is_served_where_no_worker_is_and_worked_for_by_nobody_else(tm
 
     async def script(rig):
         said = await ask(rig, "qwen@80")
-        with pytest.raises(openai.InternalServerError, match="no worker of qwen is there"):
+        with pytest.raises(openai.InternalServerError, match="no worker of qwen is connected"):
             await ask(rig, "qwen")
         return said
 
@@ -154,7 +154,7 @@ def test_one_that_answers_makes_no_room(tmp_path, monkeypatch):
         busy = asyncio.ensure_future(ask(rig, "qwen@40"))
         await until(lambda: rig.desk._workers)
         await asyncio.sleep(0.4)  # longer than it may rest
-        with pytest.raises(openai.RateLimitError, match=r"qwen@40 answer now, and gateway.kept_versions = 1"):
+        with pytest.raises(openai.RateLimitError, match=r"gateway.kept_versions = 1, busy: qwen@40"):
             await ask(rig, "qwen@80")
         (tmp_path / "silent").unlink()
         busy.cancel()
@@ -195,7 +195,7 @@ def test_one_that_cannot_be_served_is_an_error_of_those_that_wait(tmp_path, monk
     (tmp_path / "fails").touch()
 
     async def script(rig):
-        words = "qwen@40 ended with exit code 3; the gateway's log"
+        words = "qwen@40 exited with code 3; see the gateway's log"
         for _ in range(3):
             with pytest.raises(openai.InternalServerError, match=words):
                 await ask(rig, "qwen@40")
@@ -322,7 +322,7 @@ def test_where_kept_versions_are_served_no_other_way_is_told(tmp_path):
 
     async def script(rig):
         await rig.worker(says())
-        with pytest.raises(openai.NotFoundError, match=r"checkpoints of qwen are there of step 40, 80, 120$"):
+        with pytest.raises(openai.NotFoundError, match=r"checkpoints of qwen exist for step 40, 80, 120$"):
             await ask(rig, "qwen@41")
 
     kept(tmp_path, script)

@@ -237,14 +237,14 @@ def test_token_ids_go_in_and_out(tmp_path):
         ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, "response_format = "),
         ("chat/completions", {"messages": TALK, "top_logprobs": 5}, "top_logprobs = 5"),
         ("chat/completions", {"messages": TALK, "temperature": -1}, "temperature -1: wanted 0 to 100"),
-        ("chat/completions", {"messages": TALK, "max_tokens": 0}, "max_tokens 0: wanted a whole number, 1 or more"),
+        ("chat/completions", {"messages": TALK, "max_tokens": 0}, "max_tokens 0: wanted an integer, 1 or more"),
         ("chat/completions", {"messages": TALK, "n": 1000}, "n 1000: wanted"),
         ("chat/completions", {"messages": []}, "messages: wanted a list"),
-        ("chat/completions", {"messages": TALK, "seed": "x"}, "seed 'x': wanted a whole number"),
+        ("chat/completions", {"messages": TALK, "seed": "x"}, "seed 'x': wanted an integer"),
         ("completions", {"prompt": "a", "logprobs": 5}, "logprobs = 5: at most 1"),
-        ("completions", {"prompt": [1, -1]}, "prompt: wanted a text, a list of token ids"),
+        ("completions", {"prompt": [1, -1]}, "prompt: wanted a string, a list of token ids"),
         ("completions", {"prompt": ["a"] * 20, "n": 20}, "400 answers in one request; at most 256"),
-        ("completions", {"prompt": "a", "stop": [1]}, "stop: wanted a text, or at most 64"),
+        ("completions", {"prompt": "a", "stop": [1]}, "stop: wanted a string, or a list of at most 64"),
         ("completions", {"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids [-1]: wanted at most 64 ids"),
         ("completions", {"prompt": "a", "echo": "yes"}, "echo 'yes': wanted true or false"),
         ("completions", {"prompt": "a", "stream": 1}, "stream 1: wanted true or false"),
@@ -252,9 +252,9 @@ def test_token_ids_go_in_and_out(tmp_path):
         (
             "completions",
             {"prompt": ["a", "\ud800"]},
-            "prompt or stop: text that is not UTF-8: it holds a lone surrogate",
+            "prompt or stop: not valid UTF-8 (it has an unpaired surrogate)",
         ),
-        ("completions", {"prompt": "a", "stop": "\ud800"}, "prompt or stop: text that is not UTF-8"),
+        ("completions", {"prompt": "a", "stop": "\ud800"}, "prompt or stop: not valid UTF-8"),
         ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "it has an unpaired surrogate"),
     ],
 )
@@ -282,7 +282,7 @@ def test_what_a_workers_line_cannot_carry_is_told_before_any_worker_hears_of_it(
         monkeypatch.setattr(plain_wire, "MAX_REQUEST_BYTES", size - 1)
         status, found = await rig.post(http, "/v1/completions", body | {"seed": request.seed})
         assert (status, found["error"]["code"], len(worker.asked)) == (413, "too_long", 1)
-        assert f"{size:,} bytes; at most {size - 1:,}" in found["error"]["message"]
+        assert f"{size:,} bytes together; at most {size - 1:,}" in found["error"]["message"]
 
     run(tmp_path, script)
 
@@ -356,7 +356,7 @@ def test_tokens_that_are_no_whole_text_are_named_by_their_bytes(tmp_path):
     run(tmp_path, script)
 
 
-THERE_ARE = "there are qwen (now qwen@5), llama (now starting)"
+THERE_ARE = "is not served; available: qwen (now qwen@5), llama (now starting)"
 
 
 @pytest.mark.parametrize(
@@ -369,12 +369,12 @@ THERE_ARE = "there are qwen (now qwen@5), llama (now starting)"
         ("qwen@40", "mrl export 'runs/my run' --policy qwen --step 40` makes"),
         (
             "qwen@95",
-            "checkpoints of qwen are there of step 40, 80, 120: `mrl export 'runs/my run' --policy qwen --step 80`",
+            "checkpoints of qwen exist for step 40, 80, 120: `mrl export 'runs/my run' --policy qwen --step 80`",
         ),
         ("qwen@95", "`mrl eval 'runs/my run'@80 --policy qwen` evaluates it"),
         ("qwen@", "--policy qwen --step 120` makes"),
         ("qwen@" + "9" * 5000, "--step 120`"),
-        ("llama@5", "other versions are not served; there is no checkpoint of llama yet"),
+        ("llama@5", "other versions are not served; llama has no checkpoint yet"),
     ],
 )
 def test_whoever_wants_a_version_that_is_not_served_is_told_which_are_kept(tmp_path, model, words):
@@ -393,7 +393,7 @@ def test_a_version_that_is_passed_while_it_answers_is_no_answer(tmp_path):
 
     async def script(rig, _):
         await rig.worker(says(version=6))
-        with pytest.raises(openai.ConflictError, match=r"qwen went on to qwen@6 while it answered; .*--step 40`"):
+        with pytest.raises(openai.ConflictError, match=r"qwen was updated to qwen@6 during the answer; .*--step 40`"):
             await rig.client.chat.completions.create(model="qwen@5", messages=TALK)
 
     run(tmp_path, script)
@@ -414,7 +414,9 @@ def test_a_version_that_is_passed_while_a_request_waits_is_told_at_once(tmp_path
         assert not waiting.done()
         assert rig.desk.num_waiting == 2
         other.line.send(WorkerRoom("qwen", 0, 7))
-        with pytest.raises(openai.ConflictError, match="qwen went on to qwen@6 and qwen@7 while it waited"):
+        with pytest.raises(
+            openai.ConflictError, match="qwen was updated to qwen@6 and qwen@7 while the request waited"
+        ):
             await waiting
         assert rig.desk.num_waiting == 1
         busy.cancel()
@@ -448,7 +450,7 @@ def test_workers_that_are_lost_again_and_again_are_an_error(tmp_path):
 
     async def script(rig, _):
         worker = await rig.worker(lambda request: PlainRefusal(request.request_id, LOST, "its engine died"))
-        with pytest.raises(openai.InternalServerError, match="its worker was lost 3 times: its engine died"):
+        with pytest.raises(openai.InternalServerError, match="the worker was lost 3 times: its engine died"):
             await rig.client.chat.completions.create(model="qwen", messages=TALK)
         assert len({one.request_id for one in worker.asked}) == 3
 
@@ -503,11 +505,11 @@ def test_bounds_of_time_and_number(tmp_path, monkeypatch):
         crowded = asyncio.ensure_future(rig.client.chat.completions.create(model="qwen", messages=TALK))
         await until(lambda: rig.desk.num_waiting == 3)
         monkeypatch.setattr(plain_queue, "MAX_PENDING", 3)
-        with pytest.raises(openai.RateLimitError, match="come later"):
+        with pytest.raises(openai.RateLimitError, match="try again later"):
             await rig.client.chat.completions.create(model="qwen", messages=TALK)
         now_s[0] = plain_queue.NO_WORKER_S + 1
         rig.desk.tend()
-        with pytest.raises(openai.InternalServerError, match="no worker of llama is there"):
+        with pytest.raises(openai.InternalServerError, match="no worker of llama is connected"):
             await alone
         now_s[0] = plain_queue.ROOM_S + 1
         rig.desk.tend()

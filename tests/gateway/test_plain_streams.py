@@ -153,7 +153,7 @@ def test_a_refusal_before_the_first_piece_is_an_answer_of_its_own_and_later_the_
         stream = await opening
         assert (await anext(stream)).choices[0].text == "a"
         worker.line.send(PlainRefusal(request.request_id, LOST, "its engine died"))
-        with pytest.raises(openai.APIError, match="lost in the middle of an answer: its engine died"):
+        with pytest.raises(openai.APIError, match="lost in the middle of the answer: its engine died"):
             await anext(stream)
         assert (len(worker.asked), rig.desk.num_waiting) == (2, 0)
 
@@ -171,7 +171,7 @@ def test_a_version_that_is_passed_in_the_middle_ends_a_stream_of_one_version(tmp
         stream = await opening
         await anext(stream)
         worker.line.send(piece(request, "b", version=6))
-        with pytest.raises(openai.APIError, match="qwen went on to qwen@6 while it answered"):
+        with pytest.raises(openai.APIError, match="qwen was updated to qwen@6 during the answer"):
             await anext(stream)
         await until(lambda: request.request_id in worker.withdrawn)
 
@@ -284,7 +284,10 @@ def test_a_client_that_takes_slowly_is_not_hung_up_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"stream_options": {"include_usage": True}}, "stream_options: wanted an object, beside stream = true"),
+        (
+            {"stream_options": {"include_usage": True}},
+            "stream_options: wanted an object, and only together with stream = true",
+        ),
         ({"stream": True, "stream_options": 1}, "stream_options: wanted an object"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage 1: wanted true or false"),
     ],

@@ -66,7 +66,7 @@ def test_the_client_of_verifiers_has_its_answer(tmp_path, voice, stray):
                 client=client, renderer=renderer, messages=TALK, model="qwen", sampling_params={"max_tokens": 9}
             )
             if stray:
-                with pytest.raises(openai.BadRequestError, match="stop_token_ids: 7 ends no answer of qwen"):
+                with pytest.raises(openai.BadRequestError, match="stop_token_ids: 7 is not an end token of qwen"):
                     await asking
                 return
             found = await asking

@@ -119,7 +119,7 @@ def test_a_client_names_its_session(tmp_path):
             await elsewhere(seat.close)
             while "player-7" in rig.book._taken:
                 await asyncio.sleep(0.01)
-            with pytest.raises(openai.APIStatusError, match="player-7 is over; the next one needs another name"):
+            with pytest.raises(openai.APIStatusError, match="player-7 is over; use another name for the next"):
                 await client.post("/sessions", body={"task": "guess"}, cast_to=dict)
         assert not waiting.done()
         await elsewhere(other.close)
@@ -369,7 +369,7 @@ def test_a_seat_wants_a_key_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("path", "body", "status", "words", "name"),
     [
-        ("/chat/completions", {"model": "policy", "messages": []}, 400, "belongs to no episode", None),
+        ("/chat/completions", {"model": "policy", "messages": []}, 400, "does not belong to an episode", None),
         ("/sessions/none/reward", {"reward": 1.0}, 404, "no such session", None),
         ("/sessions", {"model": "gpt"}, 404, "qwen, llama", None),
         ("/sessions", {"models": ["qwen", "gpt"]}, 404, "qwen, llama", None),
@@ -383,11 +383,11 @@ def test_a_seat_wants_a_key_of_its_own(tmp_path):
         ("/sessions", {"models": ["qwen", "qwen"]}, 400, "different policies", None),
         ("/sessions", {"models": []}, 400, "different policies", None),
         ("/sessions", {"wait_s": -1}, 400, "wait_s", None),
-        ("/sessions", {"wait_s": 0}, 503, "ask again", None),
+        ("/sessions", {"wait_s": 0}, 503, "try again", None),
         ("/sessions", {}, 400, "MRL-Session 'a.b': wanted 1 to 64 letters, digits, - and _", "a.b"),
         ("/sessions", {}, 400, "MRL-Session '': wanted", ""),
         ("/sessions", {}, 400, "wanted 1 to 64 letters", "a" * 65),
-        ("/sessions", {"models": ["qwen", "llama"]}, 400, "a name is that of one session; leave it out with", "a"),
+        ("/sessions", {"models": ["qwen", "llama"]}, 400, "names one session; omit it when asking for", "a"),
     ],
 )
 def test_mistakes_of_agents_are_told(tmp_path, path, body, status, words, name):
@@ -420,7 +420,9 @@ def test_who_asks_for_a_route_that_is_not_there_is_told_those_that_are(tmp_path,
 
     error, refused = run(tmp_path, script)
     assert (error.status_code, error.code, refused) == (status, "no_route", 1)
-    assert f"no route {route}; there are GET /v1/models, POST /v1/sessions, POST /v1/chat/completions," in error.message
+    assert (
+        f"no route {route}; available: GET /v1/models, POST /v1/sessions, POST /v1/chat/completions," in error.message
+    )
     assert "/v1/sessions/{session}/reward" in error.message
     assert "/seat" not in error.message
 
@@ -678,7 +680,7 @@ def test_rewards_of_several_policies_are_by_name(tmp_path, capsys):
         return [last.words for last in lasts]
 
     for words in run(tmp_path, script):
-        assert "wanted a reward for each of qwen, llama, by name" in words
+        assert "wanted a dict with a reward for each of qwen, llama" in words
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e9])
@@ -694,7 +696,7 @@ def test_a_reward_that_is_refused_fails_its_episode_at_once(tmp_path, reward):
             return await elsewhere(seat.step, PolicyTurn("Hi"))
 
     last = run(tmp_path, script)
-    assert (last.reason, f"its reward {reward} was refused" in last.words) == (RAISED, True)
+    assert (last.reason, f"reward {reward} refused" in last.words) == (RAISED, True)
 
 
 def test_an_agent_that_gives_up_while_the_policy_has_its_turn(tmp_path, capsys):
@@ -773,4 +775,4 @@ def test_an_agent_says_of_which_kind_its_failure_is(tmp_path):
         return await opened
 
     last = run(tmp_path, script)
-    assert (last.reason, last.words, last.has_failed) == ("memory", "its agent gave up: no room", True)
+    assert (last.reason, last.words, last.has_failed) == ("memory", "the agent reported a failure: no room", True)

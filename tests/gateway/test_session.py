@@ -33,7 +33,7 @@ def test_a_turn_that_was_told_without_log_probabilities_has_none_later():
         assert not (await opened).wants_tokens
         step = session.step(PolicyTurn("7"))
         await asking
-        with pytest.raises(ChatMistake, match="logprobs: the turn was first asked for without them"):
+        with pytest.raises(ChatMistake, match="logprobs: the turn was first requested without them"):
             await session.ask(ChatCall((ASKED,), (), False, True, {}))
         with_them = ChatCall((ASKED, SAID, TOLD), (), False, True, {})
         asking = asyncio.ensure_future(session.ask(with_them))
@@ -304,9 +304,9 @@ def test_a_conversation_that_goes_on_is_no_branch():
 @pytest.mark.parametrize(
     ("messages", "words", "code"),
     [
-        ((ASKED, SAID), "something for the policy to answer", "invalid_request"),
-        ((Message("user", "other"), SAID), "something for the policy to answer", "invalid_request"),
-        ((), "something for the policy to answer", "invalid_request"),
+        ((ASKED, SAID), "must be one to answer", "invalid_request"),
+        ((Message("user", "other"), SAID), "must be one to answer", "invalid_request"),
+        ((), "must be one to answer", "invalid_request"),
         (
             (Message("user", "x" * (1 << 20)),) * 3,
             "messages of 3,145,728 bytes; at most 2,097,152",
@@ -335,7 +335,7 @@ def test_a_first_request_holds_nothing_of_the_policys():
 
     async def script(session, clock):
         opened = session.opened()
-        with pytest.raises(ChatMistake, match="has said nothing yet"):
+        with pytest.raises(ChatMistake, match="before the policy's first turn"):
             await session.ask(call(ASKED, SAID, TOLD))
         asking = asyncio.ensure_future(session.ask(offering(ASKED)))
         return await opened, asking.cancel()
@@ -351,7 +351,7 @@ def test_requests_at_the_same_time_get_their_turns_one_after_another():
         opened, first = await until_asked(session, ASKED)
         others = [asyncio.ensure_future(session.ask(call(Message("user", word)))) for word in ("b", "c")]
         await asyncio.sleep(0)
-        with pytest.raises(ChatMistake, match="has its turn"):
+        with pytest.raises(ChatMistake, match="still answering"):
             session.reward(1.0)
         told = [await opened, *[await session.step(PolicyTurn(said)) for said in ("1", "2")]]
         last = session.step(PolicyTurn("3"))
@@ -394,7 +394,7 @@ def test_a_crowd_that_waits_for_turns_is_told_to_come_later(monkeypatch):
         await until_asked(session, ASKED)
         waiting = asyncio.ensure_future(session.ask(call(TOLD)))
         await asyncio.sleep(0)
-        with pytest.raises(ChatMistake, match="1 requests of the session wait") as found:
+        with pytest.raises(ChatMistake, match="1 requests of the session are already waiting") as found:
             await session.ask(call(SAID, TOLD))
         waiting.cancel()
         return found.value.status
@@ -485,7 +485,7 @@ def test_a_reward_before_any_question_is_a_failure():
 
     async def script(session, clock):
         opened = session.opened()
-        with pytest.raises(ChatMistake, match="asked nothing"):
+        with pytest.raises(ChatMistake, match="before the first request"):
             session.reward(1.0)
         return await opened
 
@@ -544,7 +544,7 @@ def test_what_a_process_played_is_given_up_when_that_ends():
         await asyncio.sleep(0)
         failed.fail("KeyError: 'x'")
         assert book.lose("lost") == 2
-        assert (await replies[silent]).words == "the process that played it has ended"
+        assert (await replies[silent]).words == "the agent process exited"
         for one in asked:
             with pytest.raises(ChatMistake):
                 await one
@@ -650,7 +650,7 @@ def test_an_agent_too_many_is_told_to_come_later_and_those_that_wait_are_served(
         book = SessionBook(idle_s=5.0)
         waiting = [asyncio.ensure_future(book.take()) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(ChatMistake, match="too many agents wait for episodes; come later") as found:
+        with pytest.raises(ChatMistake, match="too many agents are waiting for episodes; try again later") as found:
             await book.take()
         assert (found.value.status, found.value.code, book.num_waiting) == (429, "too_many", 3)
         offered = [book.offer("qwen", "guess", {"seed": number}) for number in range(3)]

@@ -105,5 +105,7 @@ def test_a_full_disk_costs_the_answers_alone(write, prepared, told, monkeypatch)
     with capture_logs() as lines:
         write(1)(6, prepared)
 
-    assert lines == [{"event": "answers not kept", "log_level": "warning", "step": 6, "why": "No space left on device"}]
+    assert lines == [
+        {"event": "answers of a step not written", "log_level": "warning", "step": 6, "why": "No space left on device"}
+    ]
     assert len(told) == 2

@@ -52,7 +52,7 @@ def test_ranks_with_other_parameters_end_with_one_line(tmp_path: Path, monkeypat
     mp.spawn(_rank, args=(str(tmp_path / "store"), str(tmp_path / "told")), nprocs=2)
 
     for rank in (0, 1):
-        assert "other names or shapes than config.json tells" in (tmp_path / f"told.{rank}").read_text()
+        assert "the names and shapes of config.json" in (tmp_path / f"told.{rank}").read_text()
 
 
 def _patience(rank: int, store: str, out: str) -> None:

@@ -80,5 +80,5 @@ def test_a_run_of_skipped_updates_ends_with_its_reason(learner, make_rows, tmp_p
     for values in [skipped] * (MAX_SKIPPED_UPDATES - 1) + [taken] + [skipped] * (MAX_SKIPPED_UPDATES - 1):
         learner._check_skipped(values, order(make_rows(2)))
 
-    with pytest.raises(RoleFailed, match=rf"5 steps in a row .* not finite; .*{tmp_path}/skipped-qwen-step_0.jsonl"):
+    with pytest.raises(RoleFailed, match=rf"not finite in 5 steps in a row; .*{tmp_path}/skipped-qwen-step_0.jsonl"):
         learner._check_skipped(skipped, order(make_rows(2)))

@@ -488,7 +488,7 @@ def test_training_scores_what_the_model_scores(tiny_model, family):
     check_forward(model, ids)
 
     model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 2 * output.logits))
-    with pytest.raises(ModelFolderError, match="does not compute what"):
+    with pytest.raises(ModelFolderError, match="does not match the model's own forward"):
         check_forward(model, ids)
 
 
@@ -541,8 +541,12 @@ def test_the_attention_kernel_is_what_can_be_had(tiny_model, monkeypatch, wanted
             world=World(0, 1, torch.device("cpu")),
         )  # fmt: skip
     assert made.model.config._attn_implementation == NAMES[kernel]
-    told = [(line["log_level"], line["chosen"], line["reason"]) for line in said if line["event"] == "attention kernel"]
-    level, reason = ("info", "proved") if can else ("warning", "it fails here")
+    told = [
+        (line["log_level"], line["chosen"], line["reason"])
+        for line in said
+        if line["event"] == "attention kernel selected"
+    ]
+    level, reason = ("info", "verified") if can else ("warning", "it fails here")
     assert told == ([] if wanted == "rows" else [(level, kernel, reason)])
 
 
@@ -558,7 +562,9 @@ def test_shared_passes_are_refused_where_positions_follow_the_length_of_a_row(ti
     model = tiny_model()
     model.model.rotary_emb.rope_type = kind
     settings = LearnerTable(processes=2, context_parallel=2)
-    with pytest.raises(ModelFolderError, match=r"learner.context_parallel: the positions .* longrope or dynamic"):
+    with pytest.raises(
+        ModelFolderError, match=r"learner.context_parallel: this model's rotary frequencies .* longrope or dynamic"
+    ):
         Trainer(
             model, settings, (GRPO,), temperature=1.0, seed=0, total_steps=1, world=World(0, 2, torch.device("cpu"))
         )

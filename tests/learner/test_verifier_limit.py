@@ -44,7 +44,7 @@ def test_more_than_the_share_ends_the_run_with_the_first_failure():
     assert str(caught.value) == (
         "tasks.trim.verifier: verifiers failed on 3 of the 5 answers of step 3; "
         f"got {RAISED!r}; wanted at most run.max_verifier_failures = 0.5 of them; "
-        "cure: mend the verifier (`mrl check` tries it on three prompts), or raise run.max_verifier_failures"
+        "cure: fix the verifier (`mrl check` tries it on three prompts), or raise run.max_verifier_failures"
     )
     failures.check(1.0, step=3)
 

@@ -61,5 +61,5 @@ def test_engine_and_learner_that_disagree_ring_the_alarm(learner, k3_nats, alarm
     with capture_logs() as logs:
         learner._watch_mismatch({"mismatch/k3_nats": k3_nats, "mismatch/max_ratio": 9.0})
 
-    assert [entry["event"] for entry in logs] == ["mismatch"] * alarms
+    assert [entry["event"] for entry in logs] == ["learner and engine log-probabilities differ"] * alarms
     assert learner._alarms == alarms

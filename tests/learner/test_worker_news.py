@@ -39,13 +39,13 @@ def test_one_of_several_workers_is_enough():
 def test_silence_is_told_from_standing_still():
     news = WorkerNews.since(0.0)
     news.asked(asks(), 1.0, serves=True)
-    assert why_after(news, 11.1) == "nothing was heard for 10 s"
+    assert why_after(news, 11.1) == "no message from any worker for 10 s"
 
 
 def test_a_process_may_take_longer_to_its_first_word_than_to_any_other():
     """On a slow machine its imports alone take minutes."""
     assert not why_after(WorkerNews.since(0.0), 39.9)
-    assert why_after(WorkerNews.since(0.0), 40.1) == "nothing was heard for 40 s"
+    assert why_after(WorkerNews.since(0.0), 40.1) == "no message from any worker for 40 s"
 
 
 def test_loading_is_waited_for_as_long_as_the_engine_may_take():
@@ -55,7 +55,7 @@ def test_loading_is_waited_for_as_long_as_the_engine_may_take():
         news.asked(asks(is_loading=True), float(second), serves=False)
         why = why_after(news, float(second))
         assert bool(why) == (second > 100)
-    assert why == "engines were started and weights loaded for 100 s, and no token was sampled"
+    assert why == "workers only started engines or loaded weights for 100 s; no token was sampled"
 
 
 @pytest.mark.parametrize(

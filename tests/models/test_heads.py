@@ -108,7 +108,7 @@ def test_a_head_that_is_not_as_described_is_found_out(make_family, family):
     use_row_attention(model)
     model.register_forward_hook(lambda _module, _inputs, output: setattr(output, "logits", 1.5 * output.logits))
 
-    with pytest.raises(ModelFolderError, match="does not compute what"):
+    with pytest.raises(ModelFolderError, match="does not match the model's own forward"):
         check_forward(model, canary_sequences(64, num_tokens=12))
 
 
@@ -151,7 +151,7 @@ def test_training_is_held_to_the_rounding_of_the_model(tiny_model, precision, st
         check_forward(model, texts, precision)
         return
     fault(model)
-    with pytest.raises(ModelFolderError, match="does not compute what"):
+    with pytest.raises(ModelFolderError, match="does not match the model's own forward"):
         check_forward(model, texts, precision)
 
 

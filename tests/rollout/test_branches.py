@@ -347,7 +347,7 @@ def test_tools_that_come_with_a_branch_have_to_be_callable(folder, play):
     """A template without calls would have the policy fail for ever, unsaid."""
     (played,) = play(folder, SCRIPT, can_call=False)
     assert played.ending == "wrong_type"
-    assert "shows no calls that can be read" in played.verdict.words
+    assert "shows no tool call format that mrl knows" in played.verdict.words
 
 
 def test_without_a_template_turns_in_a_branch_are_spelled_as_own_ones(make_folder, play):
@@ -398,7 +398,10 @@ def test_a_branch_that_grows_beyond_what_a_message_holds_fails_its_episode_alone
 def test_a_turn_that_own_words_cannot_say_is_told(make_folder, play):
     """Without a template: one longer than own turns may be."""
     (played,) = play(make_folder(""), (told(user("one")), branch(assistant("x" * 500), user("on")), done()))
-    assert (played.ending, "cannot be said in own tokens: too_long" in played.verdict.words) == ("wrong_type", True)
+    assert (played.ending, "cannot be written in the policy's tokens: too_long" in played.verdict.words) == (
+        "wrong_type",
+        True,
+    )
 
 
 def test_a_long_conversation_is_kept_in_part_for_people(folder, play):
@@ -549,10 +552,10 @@ def test_what_ended_a_turn_has_to_be_said_again_by_whoever_goes_on(folder):
 @pytest.mark.parametrize(
     ("script", "limits", "ending", "words"),
     [
-        ([bare(None, 5, 9999)], {}, "wrong_type", "a token that the policy does not have: 9999"),
-        ([told(user("one")), bare(None, 9999)], {}, "wrong_type", "a token that the policy does not have: 9999"),
-        ([bare("x" * 3300)], {"row_tokens": 200}, "too_long", "its first text is longer than a row may be"),
-        ([bare(None, *[5] * 201)], {"row_tokens": 200}, "too_long", "its first text is longer than a row may be"),
+        ([bare(None, 5, 9999)], {}, "wrong_type", "a token id that the policy does not have: 9999"),
+        ([told(user("one")), bare(None, 9999)], {}, "wrong_type", "a token id that the policy does not have: 9999"),
+        ([bare("x" * 3300)], {"row_tokens": 200}, "too_long", "the first text is longer than a row may be"),
+        ([bare(None, *[5] * 201)], {"row_tokens": 200}, "too_long", "the first text is longer than a row may be"),
         ([bare("one"), bare("x" * 3300)], {"row_tokens": 200}, "max_tokens", ""),
         ([bare("one"), bare("two " * 60)], {"row_tokens": 80}, "max_tokens", ""),
     ],

@@ -88,7 +88,8 @@ def test_an_engine_of_other_weights_is_refused_in_one_line(life, folder):
     teacher, _ = life(folder("a", seed=1), folder("b", seed=2))
 
     with pytest.raises(
-        EngineError, match=r"^policies\.teacher: the server does not serve .* got .*other bytes .* cure: "
+        EngineError,
+        match=r"^policies\.teacher: the server does not serve .* got .*weights differ from version .* cure: ",
     ):
         teacher.run(times(2))
 
@@ -97,7 +98,7 @@ def test_a_difference_that_no_canary_sees_is_named(life, folder):
     """The engine says what bytes it holds."""
     teacher, _ = life(folder("a", seed=1), folder("b", seed=1, off=1e-6))
 
-    with pytest.raises(EngineError, match=r"other bytes than version 0\.0 in .*layers\.0\.mlp\.up_proj"):
+    with pytest.raises(EngineError, match=r"weights differ from version 0\.0 in .*layers\.0\.mlp\.up_proj"):
         teacher.run(times(2))
 
 
@@ -111,7 +112,7 @@ def test_an_engine_that_cannot_be_asked_is_refused(life, folder, monkeypatch, er
     monkeypatch.setattr(EmbeddedEngine, "checksums", fail)
     teacher, _ = life(folder("a", seed=1), folder("a", seed=1))
 
-    with pytest.raises(EngineError, match=f"cannot be proved: {error}"):
+    with pytest.raises(EngineError, match=f"could not be verified: {error}"):
         teacher.run(times(2))
 
 
@@ -183,7 +184,7 @@ def test_an_engine_that_does_not_come_up_at_once_is_started_again_a_few_times(li
 
     teacher._scorer.serve = lost
     if losses > MAX_LOST_IN_A_ROW:
-        with pytest.raises(RoleFailed, match=r"lost 3 times without one score: no memory"):
+        with pytest.raises(RoleFailed, match=r"lost 3 times in a row without a score: no memory"):
             teacher.run(times(9))
     else:
         teacher.run(times(9))
@@ -274,8 +275,8 @@ def test_an_evaluation_under_way_at_the_end_of_the_run_is_given_up_aloud(evaluat
     missing = int(values["eval/missing_answers"])  # one may be over before the end is noticed
     assert values == {"eval/missing_answers": missing}
     assert missing in (1, 2)
-    assert "evaluation given up" in (told := capsys.readouterr().out)
+    assert "evaluation abandoned" in (told := capsys.readouterr().out)
     assert f"missing={missing}" in told
     done = evaluated_life()
     done.life.run(done.result.exists)
-    assert "evaluation given up" not in capsys.readouterr().out
+    assert "evaluation abandoned" not in capsys.readouterr().out

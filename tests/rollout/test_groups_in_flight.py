@@ -143,14 +143,14 @@ def test_agents_that_are_always_silent_are_told_of(flights):
             complete += flights.arrive([Finished(request.request_id, 0, silent if reason else answer(OLD))])
         with capture_logs() as said:
             beginnings.sort(complete)
-        return [(one["since_s"], one["groups"], one["cure"]) for one in said if "no group has come" in one["event"]]
+        return [(one["since_s"], one["groups"], one["cure"]) for one in said if "no group completed" in one["event"]]
 
-    silent, away = "its agent said nothing for 9 s", "the gateway closed the connection"
+    silent, away = "the agent sent no request for 9 s", "the gateway closed the connection"
     assert came(29.0, silent, silent, away) == []
     assert came(31.0, "", silent) == [], "one came"
     assert came(60.0, silent) == []
     ((since_s, groups, cure),) = came(62.0, silent, away)
-    assert (since_s, groups) == (31, f"3 of them: {silent}; 1 of them: {away}")
+    assert (since_s, groups) == (31, f"3 abandoned: {silent}; 1 abandoned: {away}")
     assert "gateway.idle_s" in cure
     assert came(91.0) == []
     ((since_s, groups, _),) = came(93.0)

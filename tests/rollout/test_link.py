@@ -267,9 +267,7 @@ def test_a_group_that_no_message_has_room_for_is_given_up(monkeypatch):
     long, short = wire.sent
     assert (long.groups, long.stale) == ([], [StaleGroup(ticket="a", num_tokens=9)])
     assert [one.ticket for one in short.groups] == ["b"]
-    assert [(line["event"], line["most"]) for line in logs] == [
-        ("a group is longer than a message may be, and is given up", 5000)
-    ]
+    assert [(line["event"], line["most"]) for line in logs] == [("group dropped: exceeds the message size limit", 5000)]
 
 
 def test_what_was_asked_a_moment_ago_is_not_asked_again():

@@ -327,7 +327,7 @@ def test_a_worker_waits_for_a_learner_that_answers_for_as_long_as_it_takes(make_
             now_s[0] += 10.0
             yield False
 
-    with pytest.raises(PeerLost, match="no word from learner/a within 30 s"):
+    with pytest.raises(PeerLost, match="no message from learner/a within 30 s"):
         play(loop, script())
     assert now_s[0] == 140.0
 
@@ -533,7 +533,7 @@ def test_an_engine_that_is_lost_again_and_again_ends_the_worker(make_loop, learn
 
     monkeypatch.setattr(EmbeddedEngine, "collect", lost)
 
-    with pytest.raises(RoleFailed, match=r"lost 3 times without one group: the server ended with code 1"):
+    with pytest.raises(RoleFailed, match=r"lost 3 times in a row without a group: the server ended with code 1"):
         make_loop().run(lambda: False)
 
 
@@ -727,7 +727,7 @@ def test_a_synchronous_worker_waits_for_weights_and_verdicts(make_loop, learner)
     loop = make_loop(in_step=True)
     loop.run(lambda: bool(learner.got))
 
-    assert {"awaiting weights", "awaiting verdicts"} <= {span.kind for span in spans_told(loop, learner)}
+    assert {"awaiting weight update", "awaiting verdicts"} <= {span.kind for span in spans_told(loop, learner)}
 
 
 class Nap:

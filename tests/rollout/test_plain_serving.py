@@ -264,11 +264,11 @@ def test_scores_over_a_change_of_weights_are_made_again(rig):
         ({"text": None, "token_ids": (100000,)}, "has no token 100000"),
         ({"text": "one " * 60}, r"tokens; at most 48 \(with this max_tokens\)"),
         ({"text": "one " * 60, "max_new_tokens": 1}, r"tokens; at most 55 \(gateway.max_prompt_tokens\)"),
-        ({"text": " " * 769}, "769 bytes; at most 48 tokens, and 16 bytes for each"),
+        ({"text": " " * 769}, "769 bytes; at most 48 tokens of 16 bytes each"),
         ({"text": None, "messages": (Message("user", "x" * 400), Message("user", "é" * 185))}, "770 bytes"),
         ({"text": None, "messages": (Message("user", "x"),), "tools": ("[" + "1," * 400 + "1]",)}, "804 bytes"),
-        ({"text": ""}, "it has no token"),
-        ({"stop_token_ids": (7,)}, "stop_token_ids: 7 ends no answer of qwen; wanted some of [0-9]+, which end all"),
+        ({"text": ""}, "prompt: empty"),
+        ({"stop_token_ids": (7,)}, "stop_token_ids: 7 is not an end token of qwen; its end tokens: [0-9]+"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_words(rig, asked, words):

@@ -289,7 +289,7 @@ def test_a_first_message_without_room_for_a_turn_is_told(make_player):
     with closing(make_player({"7": {"first": 90}}, row_tokens=60)) as player:
         player.submit([request("7", 1)])
         played = collected(player, 1)["r7", 0]
-    assert "leaves an episode room for 0: less than a turn" in played.verdict.words
+    assert "leaves 0 for the episode: less than one turn" in played.verdict.words
     assert not played.token_ids.size
 
 
@@ -333,7 +333,7 @@ def test_tools_that_nobody_can_call_are_told(make_player):
         object.__setattr__(player._stage, "open", lambda prompt_id: pool.open(int(prompt_id), {}))
         player.submit([request("7", 1)])
         played = collected(player, 1)["r7", 0]
-    assert "shows no calls that can be read; policies.X.prompt.family may" in played.verdict.words
+    assert "shows no tool call format that mrl knows; set policies.X.prompt.family" in played.verdict.words
     assert not played.token_ids.size
 
 
@@ -511,7 +511,7 @@ def test_calls_that_own_words_cannot_say_are_told(listens):
         player.submit([request("7", 1, given=turns)])
         played = collected(player, 1)["r7", 0]
     assert (played.ending, played.token_ids.size) == ("unsaid", 0)
-    assert "said in own tokens, is another" in played.verdict.words
+    assert "changes in the policy's tokens" in played.verdict.words
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ def test_given_turns_without_room_behind_them_are_told(listens):
         player.submit([request("7", 1, given=TWO_TURNS)])
         played = collected(player, 1)["r7", 0]
     assert (played.ending, played.token_ids.size) == ("too_long", 0)
-    assert "first message and given turns" in played.verdict.words
+    assert "first message with the peer's turns" in played.verdict.words
 
 
 def test_in_step_given_turns_give_the_same_bits(listens, always_ends):

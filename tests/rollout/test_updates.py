@@ -92,7 +92,7 @@ def test_where_every_byte_is_right_a_canary_that_is_off_is_warned_of(tiny_model,
 
     assert engine.version == Version(0, 4)
     (warning,) = (entry for entry in logs if entry["log_level"] == "warning")
-    assert "every byte of the weights is right" in warning["event"]
+    assert "all weight bytes match" in warning["event"]
     assert totals.values(1.0)["weights/canary_warnings"] == 1
 
 
@@ -133,7 +133,7 @@ def test_an_engine_that_kept_one_old_tensor_is_found_out(tiny_model, engine, tmp
     assert len(set(stale.values()) - set(read_manifest(path).tensors.values())) == 1
     monkeypatch.setattr(engine, "checksums", lambda: stale)
 
-    with pytest.raises(EngineLost, match=r"other bytes.*layers\.0\.mlp\.up_proj"):
+    with pytest.raises(EngineLost, match=r"weights differ from version.*layers\.0\.mlp\.up_proj"):
         install(engine, path, Version(0, 4))
 
 
@@ -146,7 +146,7 @@ def test_weights_that_are_loaded_and_cannot_be_proved_are_no_good(tiny_model, en
 
     monkeypatch.setattr(engine, "checksums", fail)
 
-    with pytest.raises(EngineLost, match=f"cannot be proved: {error}"):
+    with pytest.raises(EngineLost, match=f"could not be verified: {error}"):
         install(engine, publish(tmp_path, tiny_model(seed=1), 4), Version(0, 4))
 
 
@@ -372,7 +372,7 @@ def test_an_update_that_waits_for_the_learner_is_abandoned_at_once(tiny_model, e
     later.start()
     outcome = updates.follow(notice, to_its_end=True)
     assert isinstance(outcome, Missed)
-    assert "not the newest" in outcome.reason
+    assert "no longer the newest" in outcome.reason
     later.join()
     updates.close()
 

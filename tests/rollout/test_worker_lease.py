@@ -41,7 +41,7 @@ def test_the_log_tells_what_may_be_in_use_whenever_that_changes() -> None:
         for in_flight in (60, 57, 40, 16, 3):
             answers(in_flight)
     assert [(line["leased"], line["at_most"]) for line in said] == [(64, 64), (16, 40), (16, 16)]
-    assert {line["event"] for line in said} == {"slots"}
+    assert {line["event"] for line in said} == {"slots changed"}
 
 
 def test_a_synchronous_worker_runs_its_batch_whatever_the_lease() -> None:

@@ -99,7 +99,7 @@ def test_a_policy_that_is_only_slow_ends_no_run(make_run):
 
 def waited_for_peers_s(run, policy: str) -> float:
     """How long the policy's learner has waited for its peers at one meeting, as the run's own lines say it."""
-    said = re.findall(rf"\b{policy} \d+/\d+ awaiting all policies from \S+ ([\d.]+)s of", run.log.read_text())
+    said = re.findall(rf"\b{policy} \d+/\d+ awaiting step barrier from \S+ ([\d.]+)s of", run.log.read_text())
     return max(map(float, said), default=0.0)
 
 

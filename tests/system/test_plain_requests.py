@@ -79,7 +79,7 @@ def test_a_run_that_trains_answers_plain_requests_and_trains_on_none_of_them(mak
         )
         num_streamed = check_streams(client, "qwen")
         check_kept(client, run)
-        with pytest.raises(openai.NotFoundError, match=r"there are qwen \(now qwen@\d+\), llama.*checkpoint"):
+        with pytest.raises(openai.NotFoundError, match=r"available: qwen \(now qwen@\d+\), llama.*checkpoint"):
             client.chat.completions.create(model="qwen@999999", messages=talk)
     status, found = post(f"{url}/inference/v1/generate", key, {"model": "llama", "token_ids": [5, 6, 7]})
     assert (status, len(found["choices"][0]["token_ids"]) > 0) == (200, True)

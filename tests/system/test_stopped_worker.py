@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.system
 SHORT_LEASES = ["--allocation.ttl_s=4", "--run.max_minutes=10"]
 SHORT_LEASES += ["--allocation.objective=static"]  # else a learner that is fast enough already would not get more
-LOST = "the lease ran out while this process stood still"
+LOST = "lease expired while this process was not running"
 
 
 class Slots(NamedTuple):
@@ -29,7 +29,7 @@ def said_in(log: Path) -> list[str | Slots]:
     return [
         LOST if line["event"] == LOST else Slots(line["timestamp"], line["leased"], line["at_most"])
         for line in lines
-        if line["event"] in {LOST, "slots"}
+        if line["event"] in {LOST, "slots changed"}
     ]
 
 

@@ -48,9 +48,9 @@ def test_a_teacher_on_a_server_is_believed_only_with_the_weights_of_its_folder(m
     assert run.finish(400) == 0, run.tail()
     scored = [record["values"].get("scoring/requests", 0) for record in run.metrics("worker/llama/0")]
     assert max(scored) > 0
-    assert "weights proved" in (run.folder / "logs" / "latest" / "worker-llama-0.log").read_text()
+    assert "weights verified" in (run.folder / "logs" / "latest" / "worker-llama-0.log").read_text()
     run.start(*served, "--clean", '--policies.llama.rollout.server.options=["--load-format", "dummy"]')
     assert run.finish(400) == 2, run.tail()
-    assert "policies.llama: the server does not serve the weights of the policy's folder; got" in run.tail()
-    assert "the engine serves other bytes" in run.tail()
+    assert "policies.llama: the server does not serve the weights of the policy's model folder; got" in run.tail()
+    assert "the engine's weights differ from version" in run.tail()
     assert not run.left_over()

@@ -45,7 +45,7 @@ def test_holders_that_are_killed_give_their_turn_to_the_others_and_the_run_goes_
     assert run.finish() == 0, run.tail()
     assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 16)
     spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
-    assert {span.whom for span in spans if span.kind == "awaiting turn"} >= {"learner/qwen", "worker/llama/0"}
+    assert {span.whom for span in spans if span.kind == "awaiting device turn"} >= {"learner/qwen", "worker/llama/0"}
     training = sorted((one.began_unix_s, one.duration_s) for one in spans if one.kind in ("training", "publishing"))
     assert all(began_s + lasted_s < next_s + ROUNDED_S for (began_s, lasted_s), (next_s, _) in pairwise(training))
 
@@ -73,7 +73,7 @@ def test_engines_on_leased_units_have_them_in_turns_with_learners(make_run):
     assert {policy: run.step(policy) for policy in POLICIES} == dict.fromkeys(POLICIES, 16)
     assert _leases(run, "qwen", "active") > before
     spans = [span for span in read_timeline(run.folder / "timeline.jsonl") if not span.is_beside]
-    waited = {span.whom for span in spans if span.kind == "awaiting turn"}
+    waited = {span.whom for span in spans if span.kind == "awaiting device turn"}
     assert waited >= {"learner/qwen", "learner/llama"}
     assert any(whom.startswith("worker/") for whom in waited)
     training = sorted((one.began_unix_s, one.duration_s) for one in spans if one.kind in ("training", "publishing"))

@@ -109,10 +109,18 @@ def slots_said(folder, attempt, worker, *said):
     log = folder / "logs" / f"attempt_{attempt}" / f"{worker.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     lines = [
-        {"leased": 1, "at_most": slots, "event": "slots", "role": worker, "timestamp": f"1970-01-01T00:00:{second:02}Z"}
+        {
+            "leased": 1,
+            "at_most": slots,
+            "event": "slots changed",
+            "role": worker,
+            "timestamp": f"1970-01-01T00:00:{second:02}Z",
+        }
         for second, slots in said
     ]
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"at_most": 900, "event": "slots", "ro')
+    log.write_text(
+        "".join(json.dumps(line) + "\n" for line in lines) + '{"at_most": 900, "event": "slots changed", "ro'
+    )
 
 
 def test_slots_in_use_are_added_up_over_the_workers_own_words(tmp_path):

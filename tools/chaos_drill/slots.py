@@ -43,7 +43,7 @@ def last_word(uses: Iterable[Use], worker: str, end: End) -> float:
 def said_in(log: Path) -> Iterator[Use]:
     """Slots that one worker's log says it has; lines that were torn by a kill are passed over."""
     for line in log.read_bytes().splitlines():
-        if b'"event": "slots"' not in line:
+        if b'"event": "slots changed"' not in line:
             continue
         try:
             said = json.loads(line)

@@ -84,7 +84,7 @@ class HostBoard:
         for rank in range(self._place.size):
             silent_s = now_s - max(last_s.get(rank, self._born_s), forgiven_s)
             if rank != self._place.rank and silent_s > self._lost_s:
-                return f"{self._place.told(rank)} has not been heard of for {silent_s:.0f} s"
+                return f"{self._place.told(rank)} sent no message for {silent_s:.0f} s"
         return ""
 
     def end_together(self, stopping: Callable[[], bool]) -> str:

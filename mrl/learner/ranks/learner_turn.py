@@ -90,12 +90,12 @@ class LearnerTurn:
                     self._waits_on()
             if time.monotonic() - self._saw_move_s > self._bound_s:
                 raise PeerLost(
-                    f"{ahead.holder or 'somebody'} has the device that this learner shares with it, "
-                    f"and stood still for {self._bound_s:g} s"
+                    f"{ahead.holder or 'another process'} holds the device that this learner shares with it, "
+                    f"and made no progress for {self._bound_s:g} s"
                 )
             if stopping():
                 return False
-            with self._telemetry.awaiting("turn", whom=ahead.holder, bound_s=self._bound_s, since_s=began_s):
+            with self._telemetry.awaiting("device turn", whom=ahead.holder, bound_s=self._bound_s, since_s=began_s):
                 time.sleep(LOOK_S)
         self._waited_s = time.monotonic() - began_s
         self._ahead = None
@@ -110,7 +110,7 @@ class LearnerTurn:
     def come(self) -> None:
         """Move to the device; all ranks call it, after the first rank's `take`."""
         if self.shares and self._held is not None:
-            self._world.note("coming to the device")
+            self._world.note("moving to the device")
             began_s = time.monotonic()
             with self.getting_on():
                 self._held.come_to_device()
@@ -120,8 +120,8 @@ class LearnerTurn:
         """Move off the device, all ranks; then give the turn back."""
         if not self.shares or self._held is None:
             return
-        self._world.note("leaving the device")
-        self._telemetry.doing("leaving the device")
+        self._world.note("moving off the device")
+        self._telemetry.doing("moving off the device")
         began_s = time.monotonic()
         with self.getting_on():
             self._held.leave_device()

@@ -93,7 +93,7 @@ def meet(place: RankPlace, point: MeetingPoint) -> RankMeeting:
     here, interface = own_address([host for host in place.hosts if host != place.hosts[place.host]])
     bind_collectives(interface)
     deadline_s = time.monotonic() + point.bound_s
-    of_life, of_store = "", f"{place.told(0)} says nowhere where to meet"
+    of_life, of_store = "", f"{place.told(0)} has not published its address"
     while time.monotonic() < deadline_s:
         try:
             met = _open(here, point) if place.rank == 0 else _find(point)
@@ -105,7 +105,7 @@ def meet(place: RankPlace, point: MeetingPoint) -> RankMeeting:
         except RuntimeError as error:  # torch's, of a store that is gone
             of_store = str(error).partition("\n")[0].partition(". ")[0][:300]
         time.sleep(POLL_S)
-    raise PeerLost(f"the ranks of {point.name} did not meet within {point.bound_s:g} s: {of_life or of_store}")
+    raise PeerLost(f"ranks of {point.name} did not connect within {point.bound_s:g} s: {of_life or of_store}")
 
 
 def _open(here: str, point: MeetingPoint) -> RankMeeting:
@@ -135,8 +135,8 @@ def _connect(address: str) -> dist.TCPStore:
 def _take_seat(met: RankMeeting, place: RankPlace, here: str) -> None:
     seats = met.keys("seats")
     if seats.add(f"taken/{place.rank}", 1) > 1:
-        met.keys("board").set(OVER, f"{place.told(place.rank)} has begun anew")
-        raise _NotThisLifeError(f"{place.told(0)} is still in the life before")
+        met.keys("board").set(OVER, f"{place.told(place.rank)} was restarted")
+        raise _NotThisLifeError(f"{place.told(0)} is still in an earlier attempt")
     guest = _Guest(place.host_of(place.rank), here, str(torch.__version__))
     seats.set(f"guest/{place.rank}", msgspec.json.encode(guest).decode())
 
@@ -149,14 +149,14 @@ def _await_all(met: RankMeeting, place: RankPlace, point: MeetingPoint, deadline
             if board.check([OVER]):
                 raise _NotThisLifeError(board.get(OVER).decode(errors="replace"))
             if time.monotonic() > deadline_s:
-                raise PeerLost(f"the ranks of {point.name} did not meet at {met.address} within {point.bound_s:g} s: "
-                               f"{names} did not come")  # fmt: skip
+                raise PeerLost(f"ranks of {point.name} did not connect at {met.address} within {point.bound_s:g} s: "
+                               f"{names} missing")  # fmt: skip
             time.sleep(POLL_S)
     except RuntimeError as error:  # the first rank, which holds the store, may give up a moment earlier
-        raise _NotThisLifeError(f"{names} did not come before {place.told(0)} left") if names else error from None
+        raise _NotThisLifeError(f"{names} did not connect before {place.told(0)} left") if names else error from None
     guests = [msgspec.json.decode(seats.get(f"guest/{rank}"), type=_Guest) for rank in range(place.size)]
     _check_alike(guests, point.name)
-    log.info("ranks have met", address=met.address, hosts=list(place.hosts), ranks=place.size)
+    log.info("all ranks connected", address=met.address, hosts=list(place.hosts), ranks=place.size)
     return replace(met, addresses={guest.host: guest.address for guest in guests})
 
 
@@ -167,6 +167,6 @@ def _check_alike(guests: Sequence[_Guest], name: str) -> None:
             raise ConfigError(
                 f"{name}: hosts of one learner have different versions of torch",
                 got=f"{first.torch} on host {first.host}, {guest.torch} on host {guest.host}",
-                wanted="one version",
-                cure="the same environment on all hosts",
+                wanted="the same version on all hosts",
+                cure="install the same environment on all hosts",
             )

@@ -32,11 +32,11 @@ def own_address(others: Sequence[str]) -> tuple[str, str]:
     usable = [address for address in candidates if address in interfaces]
     if not usable:
         raise ConfigError(
-            "--hosts: no interface of this host has its address",
+            "--hosts: the address of this host belongs to none of its network interfaces",
             where=f"host {os.environ.get(HOST, '')}",
-            got=f"{named}: {', '.join(candidates) or 'a name that leads nowhere'}",
+            got=f"{named}: {', '.join(candidates) or 'the name does not resolve'}",
             wanted="one of " + ", ".join(sorted(interfaces)),
-            cure="name the address: --hosts a=10.0.0.1,b=10.0.0.2, say",
+            cure="give addresses, for example --hosts a=10.0.0.1,b=10.0.0.2",
         )
     address = next((one for one in usable if not ipaddress.ip_address(one).is_loopback), usable[0])
     return address, interfaces[address]

@@ -27,7 +27,7 @@ STANDSTILL_S = 5.0
 """Seconds that a watch did not run after which it forgives all ranks: the whole learner, or its host, stood still."""
 STACKS_S = 1.0
 """Seconds for all ranks to write their stacks."""
-SLOW = frozenset({"starting", "forming a batch", "order of the step", "publishing", "saving a checkpoint"})
+SLOW = frozenset({"starting", "forming a batch", "receiving the step", "publishing", "saving a checkpoint"})
 """Activities that may last as long as the first rank may wait for other roles, or takes to write a large model."""
 _SLOT = struct.Struct("<QdI36s")
 _ALIVE = struct.Struct("<d")
@@ -120,12 +120,12 @@ def stall_of(
     still = {rank for rank, place in enumerate(places) if place.count and now_s - place.alive_s > STANDSTILL_S}
     awaited = [rank for rank, place in enumerate(places) if place.count == least and (least < most or rank in still)]
     if not awaited:
-        return f"all ranks have been at {begun[0].what!r} for {lasted_s(begun[0]):.0f} s"
+        return f"all ranks have been in {begun[0].what!r} for {lasted_s(begun[0]):.0f} s"
     ahead, place = next(place for place in begun if place.count == most), places[awaited[0]]
-    stopped = f" and its process has not run for {now_s - place.alive_s:.0f} s" if awaited[0] in still else ""
+    stopped = f"; its process has not run for {now_s - place.alive_s:.0f} s" if awaited[0] in still else ""
     return (
-        f"{ahead.what!r} awaited from {_names(places, awaited)} for {lasted_s(ahead):.0f} s: "
-        f"it has been at {place.what!r} for {lasted_s(place):.0f} s{stopped}"
+        f"other ranks have waited {lasted_s(ahead):.0f} s in {ahead.what!r} for {_names(places, awaited)} "
+        f"(in {place.what!r} for {lasted_s(place):.0f} s{stopped})"
     )
 
 
@@ -172,7 +172,9 @@ class StallWatch:
     def _tell(self, told: str, places: Sequence[Place], *, ends: bool) -> None:
         ask_for_stacks(place.pid for place in places if place.pid)
         self._closed.wait(STACKS_S)
-        log.error("role ends" if ends else "learner stalls", reason=f"{told}; stacks are in crash/stacks")
+        log.error(
+            "learner stalled; exiting" if ends else "learner stalled", reason=f"{told}; stacks are in crash/stacks"
+        )
         sys.stderr.flush()
         sys.stdout.flush()
         if ends:

@@ -65,7 +65,7 @@ class World:
         """Add the gradients of all ranks, in place; a parameter without gradient counts as zero."""
         if self.size == 1:
             return
-        self.note("sum of the gradients")
+        self.note("gradient all-reduce")
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
@@ -94,7 +94,7 @@ class World:
         if self.size == 1:
             return data or b""
         # The first rank has nothing to wait for here but the others; they may wait long for it to form a batch.
-        self.note("handing out the step" if self.is_first else "order of the step")
+        self.note("broadcasting the step" if self.is_first else "receiving the step")
         length = torch.tensor([len(data or b"")], dtype=torch.int64, device=self.device)
         dist.broadcast(length, 0)
         buffer = torch.empty(int(length), dtype=torch.uint8, device=self.device)

@@ -105,7 +105,7 @@ def test_a_restored_regime_asks_again(make_books, make_regime, exchange, telemet
 
 def test_a_step_without_groups_ends_with_their_name_or_when_told_to(make_books, make_regime, telemetry):
     """The wait is bounded, and a role that is stopping leaves it."""
-    with pytest.raises(PeerLost, match=r"no batch for step 3 from worker/a: nothing was heard for 0\.1 s"):
+    with pytest.raises(PeerLost, match=r"no batch for step 3 from worker/a: no message from any worker for 0\.1 s"):
         free(make_books(), make_regime(), None, telemetry, data_timeout_s=0.1).gather(3, never)
     assert free(make_books(), make_regime(), None, telemetry).gather(3, lambda: True) is None
 
@@ -130,4 +130,4 @@ def test_a_worker_that_gets_on_slowly_is_waited_for_and_what_is_awaited_is_said(
     gathered = free(books, make_regime(), None, telemetry, data_timeout_s=3.0).gather(0, never)
     worker.join()
     assert gathered is not None
-    assert list(dict.fromkeys(said)) == [("first weights served", "worker/a"), ("groups", "worker/a")]
+    assert list(dict.fromkeys(said)) == [("first weight load", "worker/a"), ("groups", "worker/a")]

@@ -58,7 +58,7 @@ def test_ranks_hear_what_the_others_are_at(board: Boards) -> None:
     first.note("forward")
     first.note("sum")
     told = stall_of(first.places(), time.monotonic() + 20.0, 10.0, 100.0)
-    assert "'sum' awaited from rank 1 on host b for" in told
+    assert "in 'sum' for rank 1 on host b (in" in told
 
 
 def test_a_rank_that_is_not_heard_of_is_lost_with_its_host(board: Boards) -> None:
@@ -69,7 +69,7 @@ def test_a_rank_that_is_not_heard_of_is_lost_with_its_host(board: Boards) -> Non
     second.close()
     now_s = time.monotonic()
     assert first.lost(now_s) == ""
-    assert first.lost(now_s + 60.0).startswith("rank 1 on host b has not been heard of for ")
+    assert first.lost(now_s + 60.0).startswith("rank 1 on host b sent no message for ")
     assert first.lost(now_s + 60.0, forgiven_s=now_s + 58.0) == ""
 
 
@@ -77,9 +77,9 @@ def test_a_life_that_is_over_is_told_of(board: Boards) -> None:
     """By a rank that began anew."""
     store = dist.HashStore()
     first = board(0, store)
-    store.set(OVER, "rank 1 on host b has begun anew")
+    store.set(OVER, "rank 1 on host b was restarted")
     until(lambda: first.lost(time.monotonic()))
-    assert first.lost(time.monotonic()) == "rank 1 on host b has begun anew"
+    assert first.lost(time.monotonic()) == "rank 1 on host b was restarted"
 
 
 def test_a_store_that_is_gone_takes_the_first_rank_with_it(board: Boards) -> None:
@@ -108,5 +108,5 @@ def test_other_ranks_wait_for_the_end_of_the_first(board: Boards) -> None:
 def test_a_rank_that_waits_for_the_end_of_one_that_is_lost_says_so(board: Boards) -> None:
     store = dist.HashStore()
     second = board(1, store)
-    store.set(OVER, "rank 0 on host a has begun anew")
-    assert second.end_together(lambda: False) == "rank 0 on host a has begun anew"
+    store.set(OVER, "rank 0 on host a was restarted")
+    assert second.end_together(lambda: False) == "rank 0 on host a was restarted"

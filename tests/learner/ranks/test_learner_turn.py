@@ -59,7 +59,7 @@ def own(tmp_path, telemetry) -> LearnerTurn:
 
 
 def test_a_holder_that_stands_still_is_named(own, other, clock):
-    with pytest.raises(PeerLost, match=r"worker/b/0 has the device .* and stood still for 10 s"):
+    with pytest.raises(PeerLost, match=r"worker/b/0 holds the device .* and made no progress for 10 s"):
         own.take(lambda: False)
     assert BOUND_S < clock.now_s < BOUND_S + 5.0
 
@@ -74,7 +74,7 @@ def test_what_a_learner_did_last_ends_before_another_has_the_turn(own, other, te
 
     own.leave()
 
-    assert told == ["leaving the device"]
+    assert told == ["moving off the device"]
 
 
 def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, telemetry):
@@ -94,7 +94,7 @@ def test_a_holder_that_is_slow_and_gets_on_is_waited_for(own, other, clock, tele
     assert own.take(lambda: False)
     assert own.take_times()["time/wait_for_turn_s"] == clock.now_s > 10 * BOUND_S
     assert len(heard) > 20
-    assert (beats[3].awaiting, beats[3].whom) == ("turn", "worker/b/0")
+    assert (beats[3].awaiting, beats[3].whom) == ("device turn", "worker/b/0")
 
 
 def test_who_waits_behind_one_that_waits_sees_whether_the_first_of_all_gets_on(other, clock, tmp_path, telemetry):
@@ -111,7 +111,7 @@ def test_who_waits_behind_one_that_waits_sees_whether_the_first_of_all_gets_on(o
         between.take(lambda: True)
 
     clock.whenever = whenever
-    with pytest.raises(PeerLost, match="has the device"):
+    with pytest.raises(PeerLost, match="holds the device"):
         own.take(lambda: False)
     assert 10 * BOUND_S < clock.now_s < 12 * BOUND_S + 5.0
 

@@ -84,7 +84,7 @@ def test_a_rank_of_a_later_life_ends_the_one_before_and_joins_the_next(
     before = old[0].result()
     again = comes(threads, tmp_path, 1)
     before.keys("board").wait([OVER])
-    assert before.keys("board").get(OVER) == b"rank 1 on host b has begun anew"
+    assert before.keys("board").get(OVER) == b"rank 1 on host b was restarted"
     assert not again.done()
     after = comes(threads, tmp_path, 0)
     assert again.result().life == after.result().life != before.life
@@ -94,10 +94,10 @@ def test_who_does_not_come_is_named_with_the_host(tmp_path: Path) -> None:
     """Of two ranks on host b none is there; and a rank there that finds no first one says so."""
     place = RankPlace(local_size=1, hosts=HOSTS)
     with pytest.raises(
-        PeerLost, match=r"ranks-qwen did not meet at tcp://127.0.0.1:\d+ .*: rank 1 on host b did not come"
+        PeerLost, match=r"ranks-qwen did not connect at tcp://127.0.0.1:\d+ .*: rank 1 on host b missing"
     ):
         meet(place, point(tmp_path, 0.3))
-    with pytest.raises(PeerLost, match="rank 0 on host a says nowhere where to meet"):
+    with pytest.raises(PeerLost, match="rank 0 on host a has not published its address"):
         meet(RankPlace(host=1, hosts=HOSTS), point(tmp_path / "other", 0.3))
 
 
@@ -116,7 +116,7 @@ def test_who_did_not_come_is_named_also_by_ranks_that_the_first_one_left(
     second = threads.submit(meet, RankPlace(host=1, hosts=("a", "b", "c")), point(tmp_path, bound_s=10.0))
     assert has_looked.wait(PATIENCE_S)
     del store
-    with pytest.raises(PeerLost, match="within 10 s: rank 2 on host c did not come before rank 0 on host a left"):
+    with pytest.raises(PeerLost, match="within 10 s: rank 2 on host c did not connect before rank 0 on host a left"):
         second.result()
 
 

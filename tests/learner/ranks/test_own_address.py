@@ -47,7 +47,9 @@ def test_an_address_that_is_given_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_address_that_no_interface_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what there is, and the way to name one."""
     monkeypatch.setenv(ADDRESS, "strange")
-    with pytest.raises(ConfigError, match=r"no interface .* got 'strange: 10\.9\.9\.9'; wanted one of 10\.0\.0\.1, "):
+    with pytest.raises(
+        ConfigError, match=r"none of its network interfaces.* got 'strange: 10\.9\.9\.9'; wanted one of 10\.0\.0\.1, "
+    ):
         own_address([])
 
 

@@ -15,31 +15,35 @@ def place(count: int, since_s: float, what: str, alive_s: float = 1e9) -> Place:
 
 def test_a_rank_that_is_behind_is_named_with_what_it_is_at() -> None:
     """The other waits in the sum; what rank 1 is at lasts too long, and so it is told who waits, where, how long."""
-    places = [place(18, 52.0, "sum of the gradients"), place(17, 50.0, "backward")]
+    places = [place(18, 52.0, "gradient all-reduce"), place(17, 50.0, "backward")]
     assert stall_of(places, 60.0, *BOUNDS_S) == ""
     told = stall_of(places, 61.0, *BOUNDS_S)
-    assert told == "'sum of the gradients' awaited from rank 1 for 9 s: it has been at 'backward' for 11 s"
+    assert told == "other ranks have waited 9 s in 'gradient all-reduce' for rank 1 (in 'backward' for 11 s)"
 
 
 def test_all_at_one_thing_are_all_named() -> None:
     """Nobody is behind: the network, or what they all compute, is slow."""
     places = [place(5, 0.0, "backward"), place(5, 1.0, "backward")]
-    assert stall_of(places, 20.0, *BOUNDS_S) == "all ranks have been at 'backward' for 20 s"
+    assert stall_of(places, 20.0, *BOUNDS_S) == "all ranks have been in 'backward' for 20 s"
 
 
 def test_a_process_that_does_not_run_is_named_though_it_came_as_far() -> None:
     """Stopped inside of the sum that the other waits in."""
-    places = [place(5, 40.0, "sum of the gradients"), place(5, 40.0, "sum of the gradients", alive_s=41.0)]
+    places = [place(5, 40.0, "gradient all-reduce"), place(5, 40.0, "gradient all-reduce", alive_s=41.0)]
     told = stall_of(places, 51.0, *BOUNDS_S)
-    assert told.startswith("'sum of the gradients' awaited from rank 1 for 11 s")
-    assert told.endswith("and its process has not run for 10 s")
+    assert told.startswith("other ranks have waited 11 s in 'gradient all-reduce' for rank 1")
+    assert told.endswith("; its process has not run for 10 s)")
 
 
 def test_forming_a_batch_has_the_longer_bound() -> None:
     """The first rank waits for its workers then, and the others wait for it."""
-    places = [place(8, 0.0, "forming a batch"), place(9, 0.0, "order of the step"), place(9, 0.0, "order of the step")]
+    places = [
+        place(8, 0.0, "forming a batch"),
+        place(9, 0.0, "receiving the step"),
+        place(9, 0.0, "receiving the step"),
+    ]
     assert stall_of(places, 99.0, *BOUNDS_S) == ""
-    assert "'order of the step' awaited from rank 0 for 101 s" in stall_of(places, 101.0, *BOUNDS_S)
+    assert "waited 101 s in 'receiving the step' for rank 0" in stall_of(places, 101.0, *BOUNDS_S)
 
 
 def test_a_rank_that_has_not_begun_is_not_awaited() -> None:
