@@ -114,7 +114,7 @@ def test_groups_of_different_sizes_that_vote_are_told_of():
     """The smaller one agrees with itself by chance."""
     sizes = {name: {"model": "m", "rollout": {"group_size": size}} for name, size in (("a", 2), ("b", 16))}
     (told,) = (line for line in warnings(config_with(policies=sizes), {}) if "voted" in line)
-    assert told.startswith("policies.X.rollout.group_size differs (a 2, b 16), and answers are voted on")
+    assert told.startswith("policies.X.rollout.group_size differs (a 2, b 16), and answers are judged by vote")
     assert not any("voted" in line for line in warnings(config_with(), {}))
 
 
