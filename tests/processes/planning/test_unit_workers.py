@@ -41,7 +41,9 @@ def test_leased_gpus_are_nobody_elses() -> None:
 
 
 def test_a_gpu_that_is_not_there_and_a_host_that_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shows 2 GPUs; got 'gpu:2'; wanted numbers below 2"):
+    with pytest.raises(
+        ConfigError, match=r"only 2 GPUs are visible on this host; got 'gpu:2'; wanted GPU numbers below 2"
+    ):
         build_plan(config("gpu:2", device="cuda"), Path("r"), gpus=["0", "1"])
     with pytest.raises(ConfigError, match=r"host is not part of the run; got 'x/cpu:0'; wanted no host name"):
         build_plan(config("x/cpu:0"), Path("r"))

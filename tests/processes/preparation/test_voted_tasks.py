@@ -122,7 +122,7 @@ def test_waits_for_votes_that_nobody_gives_are_told_of():
     """A table that nothing reads."""
     task = {"source": "words", "dataset": "trim", "verifier": ""}
     sharing = {"regime": "independent", "collective": {"peer_wait_s": 3.0}}
-    assert 'sharing.collective: no task has verifier = "collective", and nothing waits for votes' in list(
+    assert 'sharing.collective: has no effect, because no task has verifier = "collective"' in list(
         warnings(config_with(task, sharing=sharing), {})
     )
     assert not any("collective" in line for line in warnings(config_with(sharing=sharing), {}))
