@@ -102,7 +102,7 @@ def test_fewer_workers_are_named_before_fewer_ranks() -> None:
     """And where nothing fits, more GPUs or the engine that shares."""
     with pytest.raises(ConfigError, match=r"cure: policies.a.rollout.workers = 2$"):
         seats(config_of(a=policy(2, 3)), {ONE: 4})
-    with pytest.raises(ConfigError, match="cure: more GPUs, or the embedded engine"):
+    with pytest.raises(ConfigError, match="cure: use more GPUs, or the embedded engine"):
         seats(config_of(a=policy(1, 1)), {ONE: 1})
 
 

@@ -179,7 +179,7 @@ def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     missing: list[MissingError] = []
     check_adapters(config, missing.append)
     (told,) = missing
-    assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
+    assert str(told) == "policies.a.learner.lora: the package peft is not installed; cure: pip install 'mrl[lora]'"
     monkeypatch.undo()
     check_adapters(config, missing.append)
     assert missing == [told]

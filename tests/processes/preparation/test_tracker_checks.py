@@ -50,7 +50,7 @@ def test_a_missing_package_is_told_with_its_command(
     spec = importlib.machinery.ModuleSpec(kind, None, is_package=True) if is_folder else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert missing(table(kind)) == [
-        f"trackers.0.kind: the package {kind} is not there; cure: pip install 'mrl[{kind}]'"
+        f"trackers.0.kind: the package {kind} is not installed; cure: pip install 'mrl[{kind}]'"
     ]
 
 

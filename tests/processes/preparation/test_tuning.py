@@ -213,7 +213,7 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
         (("--tune", "--seeds", "1001,1003", "--tune-seeds", "1001,"), r"got 1001; .* cure: --tune-seeds 1002,1004"),
         (
             ("--tune", "--sharing.sgt.lambda", "0.6"),
-            r"command line: is tuned, .*; got '--sharing\.sgt\.lambda'; cure: leave",
+            r"command line: this key is tuned, .*; got '--sharing\.sgt\.lambda'; cure: leave",
         ),
         (("--tune", "--sharing.sgt", "{lambda = 0.6}"), r"is tuned, .*; got '--sharing\.sgt\.lambda"),
         (
@@ -235,7 +235,7 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
             ("--tune", "--regimes", "sgt,sgt-reported"),
             r"--tune: sgt-reported: the settings of this row are fixed; cure: tune sgt instead",
         ),
-        (("--tune", "--regimes", "silent"), r"--tune: silent: does not say .* tune; got 0; .* fields of SilentParam"),
+        (("--tune", "--regimes", "silent"), r"--tune: silent: wrong number of .* tuning; got 0; .* fields of SilentParam"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(tmp_path, monkeypatch, words, told):

@@ -113,9 +113,9 @@ def test_the_page_s_configuration_votes_on_prompts_without_labels(tmp_path, monk
 def test_groups_of_different_sizes_that_vote_are_told_of():
     """The smaller one agrees with itself by chance."""
     sizes = {name: {"model": "m", "rollout": {"group_size": size}} for name, size in (("a", 2), ("b", 16))}
-    (told,) = (line for line in warnings(config_with(policies=sizes), {}) if "voted" in line)
+    (told,) = (line for line in warnings(config_with(policies=sizes), {}) if "by vote" in line)
     assert told.startswith("policies.X.rollout.group_size differs (a 2, b 16), and answers are judged by vote")
-    assert not any("voted" in line for line in warnings(config_with(), {}))
+    assert not any("by vote" in line for line in warnings(config_with(), {}))
 
 
 def test_waits_for_votes_that_nobody_gives_are_told_of():
