@@ -19,7 +19,7 @@ from mrl.files import replace_file
 MAX_LIFE = 2**53 // EPOCHS_PER_LIFE - 2
 """Epochs are at most 2**53 (`mrl.records.version.Count`)."""
 KEY_CHARS = 8
-CURE = "delete it while the run is ended"
+CURE = "delete this file while the run is not running"
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ class AllocatorLife:
         try:
             _write(self._path, self._kept)
         except OSError as error:
-            log.warning("times of switching cannot be kept", file=str(self._path), reason=str(error))
+            log.warning("cannot save the measured switch times", file=str(self._path), reason=str(error))
 
 
 def begin_life(path: Path, run_key: str) -> AllocatorLife:
@@ -68,17 +68,17 @@ def begin_life(path: Path, run_key: str) -> AllocatorLife:
     before = _read(path)
     if before is not None and before.run_key not in ("", run_key):
         raise RunFolderError(
-            "counts the allocators of another run, or the keys of this run were made anew",
+            "the file belongs to another run, or this run has got new keys",
             where=str(path),
             got=before.run_key[:KEY_CHARS],
-            wanted=f"{run_key[:KEY_CHARS]!r}, how the public key in keys/server.json begins",
+            wanted=f"{run_key[:KEY_CHARS]!r}, the beginning of the public key in keys/server.json",
             cure=CURE,
         )
     kept = _Kept(before.life + 1, run_key, before.switch_s) if before else _Kept(1, run_key)
     try:
         _write(path, kept)
     except OSError as error:
-        raise _unkept(path, error, "free some disk, or make the run folder writable") from error
+        raise _unkept(path, error, "free disk space, or make the run folder writable") from error
     return AllocatorLife(path, kept)
 
 
@@ -96,4 +96,4 @@ def _write(path: Path, kept: _Kept) -> None:
 
 
 def _unkept(path: Path, error: Exception, cure: str) -> RunFolderError:
-    return RunFolderError(f"the count of allocators cannot be kept ({error})", where=str(path), cure=cure)
+    return RunFolderError(f"cannot read or write the number of allocators so far ({error})", where=str(path), cure=cure)

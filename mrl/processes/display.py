@@ -84,7 +84,7 @@ class RunConsole(Console):
                 os.dup2(nothing, STDERR)
             os.dup2(nothing, shown)
             os.close(nothing)
-        log.warning("nothing is shown any more; the run goes on", reason=str(sys.exception()))
+        log.warning("output closed: nothing more is shown, but the run continues", reason=str(sys.exception()))
 
 
 class Display:

@@ -91,8 +91,8 @@ def check_lengths(
         raise ConfigError(
             f"policies.{policy}.learner.microbatch_tokens: smaller than one row",
             got=table.learner.microbatch_tokens,
-            wanted=f">= {row}, for a prompt of {prompt} tokens of {longest.task} and the answer behind it",
-            cure=f"raise it, or a lower tasks.{longest.task}.max_prompt_chars, or rollout.max_new_tokens",
+            wanted=f">= {row}, for a prompt of {longest.task} with {prompt} tokens and its answer",
+            cure=f"raise it, or lower tasks.{longest.task}.max_prompt_chars or rollout.max_new_tokens",
         )
     _check_context(table, policy, longest.task, prompt)
 
@@ -108,11 +108,11 @@ def _check_context(table: PolicyTable, policy: str, task: str, prompt: int) -> N
         readable -= SPARE_TOKENS if table.rollout.engine == "sglang" else 0
         room, key = min(server.context_tokens, readable), "server.context_tokens"
     if prompt + answer > room:
-        cure = f"a lower tasks.{task}.max_prompt_chars, or rollout.max_new_tokens"
+        cure = f"lower tasks.{task}.max_prompt_chars or rollout.max_new_tokens"
         raise ConfigError(
             f"policies.{policy}.rollout.{key}: a prompt and its answer do not fit",
-            got=f"{room}" + (", all that the model can read there" if room == readable else ""),
-            wanted=f">= {prompt + answer}, for a prompt of {prompt} tokens of {task} and {answer} behind it",
+            got=f"{room}" + (", the context length of the model" if room == readable else ""),
+            wanted=f">= {prompt + answer}, for a prompt of {task} with {prompt} tokens and an answer of {answer}",
             cure=cure if room == readable else f"raise it, or {cure}",
         )
 

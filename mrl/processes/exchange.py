@@ -111,19 +111,19 @@ def _open(config: RunConfig, folder: RunFolder) -> ExchangeDaemon:
     )
     if daemon.store.set_aside:
         log.error(
-            "the exchange's file is damaged and set aside, a new one takes its place",
+            "exchange file damaged: moved aside and replaced by a new one",
             damage=daemon.store.damage,
             records=daemon.store.num_lost,
             set_aside=str(daemon.store.set_aside),
         )
     log.info(
-        "exchange opened its file",
+        "exchange file opened",
         path=str(daemon.store.path),
         records=len(daemon.core.index),
         unreadable=daemon.store.num_unreadable,
     )
     if daemon.replayed is not None:
-        log.info("exchange took over the records of another run", **daemon.replayed._asdict())
+        log.info("exchange loaded the records of another run", **daemon.replayed._asdict())
     return daemon
 
 
@@ -162,7 +162,7 @@ def metrics_page(collector: ExchangeCollector, table: ExchangeTable, folder: Run
     thread.start()
     url = f"http://{host}:{server.server_port}"
     publish_endpoint(folder.endpoints, METRICS_ENDPOINT, f"tcp://{host}:{server.server_port}")
-    log.info("exchange shows its metrics", url=f"{url}/metrics")
+    log.info("exchange serves its metrics", url=f"{url}/metrics")
     try:
         yield url
     finally:
@@ -241,9 +241,9 @@ def tell_length(stat: Stat, told_bytes: int) -> int:
     if stat.file_bytes < 2 * told_bytes:
         return told_bytes
     log.warning(
-        "the exchange's file grows, for somebody reads it without an end",
+        "exchange file keeps growing: another program has had it open for reading too long",
         mib=stat.file_bytes // MIB,
-        cure="end what has exchange.sqlite open, such as a query in a notebook that was not read to its end",
+        cure="close the program that has exchange.sqlite open, such as a notebook with an unfinished query",
     )
     return stat.file_bytes
 

@@ -101,7 +101,7 @@ async def _run(
     try:
         address = await listen(runner, config.gateway, folder.endpoints)
         url = address.replace("tcp://", "http://") + "/v1"
-        log.info("the gateway listens", url=url, key=str(folder.keys / AGENT_KEY))
+        log.info("gateway listening", url=url, key=str(folder.keys / AGENT_KEY))
         starts = AgentStarts(runner, url)
         children = AgentChildren(config.tasks, starts, book, key=keys[AGENT_KEY])
         programs = AgentPrograms(config.tasks, starts, book, key_of=gateway.key_of)
@@ -136,7 +136,9 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
             await site.start()
         except OSError as error:
             if place + 1 == len(wanted):
-                raise AddressError(str(error), where=f"gateway.port = {port}", cure="another port, or 0") from None
+                raise AddressError(
+                    str(error), where=f"gateway.port = {port}", cure="choose another port, or 0 for any free one"
+                ) from None
             continue
         break
     found = runner.addresses[0][1]
@@ -171,7 +173,7 @@ async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event)
     while not stop.is_set():
         await watched.tend()
         for session in book.expire():
-            log.warning("an agent gave its episode up without a word", task=session.task, policy=session.policy)
+            log.warning("agent went silent, episode abandoned", task=session.task, policy=session.policy)
         now_s = time.monotonic()
         if now_s >= next_report_s:
             next_report_s = now_s + REPORT_S
@@ -180,7 +182,7 @@ async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event)
             told_s = now_s
             for task, since_s in book.unserved_s().items():
                 if since_s > UNSERVED_S:
-                    log.warning("episodes wait, and no agent takes any", task=task, since_s=round(since_s))
+                    log.warning("episodes are waiting, but no agent takes them", task=task, since_s=round(since_s))
         await asyncio.sleep(ROUND_S)
 
 

@@ -248,7 +248,7 @@ class HostProcesses:
             silent = is_silent(self._table, started_s=child.started_s, last_beat_s=child.beat_s, now_s=now_s)
             if silent:
                 bound_s = self._table.start_s if silent == "start" else self._table.silence_s
-                self._told.event(f"{name} is silent for more than {bound_s:g} s and is killed", now_s)
+                self._told.event(f"{name} sent no heartbeat for more than {bound_s:g} s and is killed", now_s)
                 child.tail.append(f"{ERROR_PREFIX}no heartbeat for more than {bound_s:g} s, killed by the supervisor")
                 child.started_s = child.beat_s = now_s
                 child.ask_for_stacks()
@@ -290,7 +290,7 @@ class HostProcesses:
         if not self._forks.is_settled(self._table.start_s):
             return True
         if not self._forks.is_ready:
-            self._told.event("the fork server has died, or hangs: each process imports by itself from now on", now_s)
+            self._told.event("the fork server died or hangs: from now on each process imports its own modules", now_s)
             self._forks = None
         return False
 

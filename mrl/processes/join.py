@@ -84,7 +84,9 @@ def _await_run(folder: RunFolder, signals: list[int], deadline_s: float, wait_s:
     """Wait until the run exists: a job that joins may start before the job that makes the run."""
     while not signals and not (folder.endpoints / "telemetry.json").exists():
         if time.monotonic() > deadline_s:
-            raise PeerLost(f"{folder.path}: no run was seen here within {wait_s:g} s; its hosts share that folder")
+            raise PeerLost(
+                f"{folder.path}: no run appeared within {wait_s:g} s; all hosts of a run must share this folder"
+            )
         time.sleep(POLL_S)
 
 
@@ -126,8 +128,8 @@ class Uplink:
             if order is not None and order.phase != "wait":
                 return order
             if time.monotonic() > deadline_s:
-                reason = "lets it wait for an earlier supervisor of this host" if order else "does not answer"
-                raise PeerLost(f"the first host {reason}, for {wait_s:g} s")
+                reason = "still waits for an earlier supervisor of this host" if order else "has not answered"
+                raise PeerLost(f"the first host {reason} after {wait_s:g} s")
             self.report(HostReport(host=self.host, session=self.session), time.monotonic())
             time.sleep(POLL_S)
         return None
@@ -267,7 +269,7 @@ class JoinedHost:
         for policy in set(order.stopped) - self._lifecycle.stopped:
             self._lifecycle.stop(policy, now_s)
         if order.phase == "stopping":
-            self._lifecycle.end(0, "the run ends", now_s)
+            self._lifecycle.end(0, "the run has ended", now_s)
 
     def _measure(self, now_s: float) -> None:
         if now_s >= self._measure_s:

@@ -217,7 +217,7 @@ def _start(
         if _is_sound(store, step, world):
             if step != candidates[0] and world.is_first:
                 log.warning(
-                    "continues from an earlier checkpoint", step=step, damaged=candidates[: candidates.index(step)]
+                    "continuing from an earlier checkpoint", step=step, damaged=candidates[: candidates.index(step)]
                 )
             return Version(epoch, step), store.open(step)
     if candidates:
@@ -228,7 +228,7 @@ def _start(
 def _is_sound(store: CheckpointStore, step: int, world: World) -> bool:
     problem = store.problem(step, rank=world.rank, num_ranks=world.size)
     if problem is not None:
-        log.warning("checkpoint is not sound", step=step, problem=problem)
+        log.warning("checkpoint is damaged", step=step, problem=problem)
     return not world.any(problem is not None)
 
 

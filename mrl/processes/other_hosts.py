@@ -68,10 +68,10 @@ class OtherHosts:
         for name, known in late.items():
             if known.is_spared and not known.is_missed:
                 known.is_missed = True
-                self._told.event(f"host {name} was not heard of for {bound}; the run goes on without it", now_s)
+                self._told.event(f"host {name} has not reported for {bound}; the run continues without it", now_s)
         needed = [name for name, known in late.items() if not known.is_spared]
         if needed:
-            self._lifecycle.end(1, f"not heard of for {bound}: host {', '.join(needed)}", now_s)
+            self._lifecycle.end(1, f"no report for {bound} from host {', '.join(needed)}", now_s)
 
     def are_over(self, now_s: float) -> bool:
         """Whether no host has processes, apart from hosts that are silent for SILENCE_S."""

@@ -201,7 +201,11 @@ class Supervisor:
         self._display.refresh(time.monotonic())
 
     def _disk_reason(self, error: OSError) -> str:
-        cure = "; free some room there, then --resume goes on" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        cure = (
+            "; free disk space there, then continue with --resume"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else ""
+        )
         return f"{error.strerror}: {error.filename or self._folder.path}{cure}"
 
     def _take_telemetry(self, _now_s: float) -> None:

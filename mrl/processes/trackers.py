@@ -91,7 +91,7 @@ class TrackerFeed:
             if wait_s:
                 self._changed.wait_for(lambda: self._is_over or len(self._queue) < MAX_QUEUED, wait_s)
             if self._is_over or len(self._queue) >= MAX_QUEUED:
-                self._lose(num_points(given), "it takes points more slowly than they come, or hangs")
+                self._lose(num_points(given), "the tracker is too slow, or hangs")
                 return
             self._queue.append(given)
             self._changed.notify_all()
@@ -128,7 +128,7 @@ class TrackerFeed:
         """Kill the tracker's process, if it has not ended by itself, and all processes that it has started."""
         self.end()
         if not self.has_ended(0):
-            self._give_up("it did not finish in time")
+            self._give_up("the tracker did not finish in time")
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -136,7 +136,7 @@ class TrackerFeed:
             thread.join(HURRIED_S)
         if self.num_lost:
             total = self.num_lost + self.num_taken
-            cure = f"`mrl report RUN --to {self._run.kind}` sends them all again"
+            cure = f"`mrl report RUN --to {self._run.kind}` sends all points again"
             self._lines.append(f"tracker {self.label}: {self.num_lost:,} of {total:,} points are lost; {cure}")
 
     # The methods below run in the threads.
@@ -145,7 +145,7 @@ class TrackerFeed:
         try:
             failure = self._feed()
         except (OSError, ValueError, msgspec.MsgspecError) as error:  # the process has ended, or its pipes were closed
-            failure = f"its process ended ({type(error).__name__})"
+            failure = f"the tracker process ended ({type(error).__name__})"
         self._give_up(failure)
 
     def _give_up(self, why: str) -> None:
@@ -166,16 +166,18 @@ class TrackerFeed:
             with stdin:
                 reply = _asked(stdin, stdout, self._run)
                 if reply is None or reply.started is None:
-                    return reply.failure if reply else f"its process ended, exit code {self._process.wait()}"
+                    return (
+                        reply.failure if reply else f"the tracker process ended with exit code {self._process.wait()}"
+                    )
                 self._note_start(reply.started)
                 while batch := self._next_batch():
                     reply = _asked(stdin, stdout, batch)
                     if reply is None:
-                        return f"its process ended, exit code {self._process.wait()}"
+                        return f"the tracker process ended with exit code {self._process.wait()}"
                     self._note(reply)
             self._is_finishing = True
             reply = _read(stdout)
-        return "it did not finish" if reply is None else reply.failure
+        return "the tracker did not finish" if reply is None else reply.failure
 
     def _next_batch(self) -> list[Given]:
         with self._changed:
@@ -203,7 +205,7 @@ class TrackerFeed:
         self.num_lost += num_points
         if why and not self._has_told_loss:
             self._has_told_loss = True
-            self._lines.append(f"tracker {self.label}: {'points are lost' if num_points else 'it failed'}: {why}")
+            self._lines.append(f"tracker {self.label}: {'points are lost' if num_points else 'failed'}: {why}")
 
     def _keep_log(self, log: Path) -> None:
         """Write what the tracker's package prints to its log, without the user's keys."""
@@ -350,12 +352,12 @@ def replay(config: RunConfig, folder: RunFolder, table: TrackerTable) -> Iterato
     feed.await_end()
     feed.close()
     yield from feed.take_lines()
-    yield f"{feed.num_taken:,} points given to {table.kind} as {name}"
+    yield f"{feed.num_taken:,} points sent to {table.kind} as {name}"
     if feed.num_lost:
         raise RunFolderError(
-            f"{feed.num_lost:,} points were not taken by {table.kind}",
+            f"{feed.num_lost:,} points did not reach {table.kind}",
             where=str(folder.path),
-            cure=f"see {folder.path}/trackers/{label}.log, then the same command again",
+            cure=f"see {folder.path}/trackers/{label}.log, then run the same command again",
         )
 
 

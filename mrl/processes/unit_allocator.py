@@ -121,8 +121,8 @@ def _check_served(core: UnitCore, now_s: float) -> None:
     unserved = core.unserved(now_s)
     if unserved:
         raise DeviceError(
-            f"no unit serves {' and '.join(unserved)} any more: on all of them engines fail, or their hosts are lost",
-            cure="see crash/ for what ended the engines; mend the hosts, or take other units, and go on with --resume",
+            f"no unit can serve {' and '.join(unserved)} any more: engines fail on all units, or their hosts are lost",
+            cure="see crash/ for the reasons; repair the hosts or use other units, and continue with --resume",
         )
 
 

@@ -188,7 +188,7 @@ def _sample(loop: RolloutLoop, lease: LeaseHolder, engine: Engine, stop: threadi
     """Sample until told to stop. Raises RoleFailed where the worker's unit was lost meanwhile."""
     loop.run(lambda: stop.is_set() or lease.has_lost_unit)
     if lease.has_lost_unit and not stop.is_set():
-        raise RoleFailed("it was stopped for longer than its lease: its unit may be somebody else's by now")
+        raise RoleFailed("the worker was suspended for longer than its lease, so its unit may belong to another worker")
     if UNIT not in os.environ:  # a unit is free once its node has seen this process end
         engine.close()
         lease.give_back(time.monotonic())
@@ -255,7 +255,7 @@ class _UnitRest:
         self._lease.rest()
         epoch = self._line.rest(self._stopping)
         if epoch is None and not self._stopping():
-            raise PeerLost("the node of its unit is gone: nobody else may wake it")
+            raise PeerLost("the node process of this worker's unit is gone, and only it may wake the worker")
         self._epoch = epoch or 0
         return epoch is not None
 
@@ -343,7 +343,7 @@ def _sender(
             exchange.publish(records, room_within_s=bound_s)
             while not stop.is_set() and not exchange.flush(FLUSH_SLICE_S):
                 if time.monotonic() > deadline_s:
-                    raise PeerLost(f"the exchange did not acknowledge what was published within {bound_s:g} s")
+                    raise PeerLost(f"the exchange did not acknowledge the published records within {bound_s:g} s")
 
     return send
 

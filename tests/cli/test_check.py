@@ -159,7 +159,7 @@ def test_servers_that_lack_gpus_are_told_with_what_would_fit(
     assert main(["train", str(config), *SERVERS]) == 2
     line = capsys.readouterr().err
     assert line.count("\n") == 1
-    assert "policies.one.rollout.workers: no GPU is left for it, and a server cannot share a GPU" in line
+    assert "policies.one.rollout.workers: no GPU is left for the engine, and a server cannot share its GPU" in line
 
 
 def test_gpus_that_are_shared_are_named(
@@ -254,14 +254,14 @@ def test_train_refuses_with_the_one_command_that_helps(
         assert not (tmp_path / "runs").exists()
         return told
 
-    assert "policies.one.device: this host shows no GPU" in refusal()
+    assert "policies.one.device: no GPU is visible on this host" in refusal()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert "sums.jsonl' is not there; " in (line := refusal())
     assert "cure: fetch the sums" in line
     fetch(tmp_path)
     shutil.rmtree(tmp_path / "one")
     line = "the model maker/One-2B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch"
-    assert f"{line} {config}, where there is a network" in refusal()
+    assert f"{line} {config} on a host with network access" in refusal()
 
 
 def test_folders_without_a_source_are_listed_together(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,8 +280,8 @@ def test_what_follows_from_a_size_that_nobody_knows_is_not_guessed(
     given = ["--policies.one.source", "maker/Wise-v3", "--policies.two.source", "maker/Small-135M-Instruct"]
     assert main(["check", str(config), *given]) == 0
     out = capsys.readouterr().out
-    assert "note: policies.one: the model is not there yet, and its name does not say how large it is" in out
-    assert "policies.two: the model is not there yet; until then its name is believed, which says 0.135B" in out
+    assert "note: policies.one: the model is not here yet, and its name does not tell its size" in out
+    assert "policies.two: the model is not here yet; assuming 0.135B" in out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.split()}
     assert rows["learner.lr"] == ["learner.lr", "not", "known", "yet", "*", "1e-06", "*"]
     assert rows["rollout.max_new_tokens"][1:] == ["not", "known", "yet", "*", "1024", "*"]

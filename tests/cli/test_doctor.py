@@ -181,9 +181,9 @@ def test_words_that_do_not_fit_are_refused(doctor, config: Path, words: list[str
 @pytest.mark.parametrize(
     ("python", "told"),
     [
-        (sys.executable, "vllm is not installed for this interpreter"),
+        (sys.executable, "vllm is not installed for this Python interpreter"),
         ("FOLDER", "server.python of vllm is a folder"),
-        ("FOLDER/no-program", "the interpreter of an engine cannot be run"),
+        ("FOLDER/no-program", "cannot run the engine's Python interpreter"),
     ],
 )
 def test_an_interpreter_that_is_none_of_the_engine_is_told_as_that(tmp_path: Path, python: str, told: str) -> None:
@@ -214,6 +214,6 @@ def test_an_engine_that_is_off_is_told_with_what_may_help(monkeypatch) -> None:
 
     found = examine(Subject("embedded", "cpu"))
 
-    assert "embedded: log-probabilities are not those of the model; got 'off by" in found.problem
+    assert "embedded: the engine's log-probabilities differ from the model's; got 'off by" in found.problem
     assert "cure: install the versions of constraints.txt" in found.problem
     assert found.is_users

@@ -153,7 +153,7 @@ def test_two_evaluations_are_compared(evaluate, capsys):
 def test_a_step_without_a_checkpoint_is_refused_with_those_that_there_are(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
     assert main(["eval", "runs/r@7"]) == 2
-    assert "no checkpoint of this step; got 7; wanted one of [4, 8]" in capsys.readouterr().err
+    assert "no checkpoint for this step; got 7; wanted one of [4, 8]" in capsys.readouterr().err
 
 
 def test_the_page_s_program_finds_the_same_pass_at_k(evaluate, capsys):

@@ -169,7 +169,7 @@ def test_a_model_whose_dtypes_cannot_be_read_is_exported_in_a_named_one(tmp_path
     damage(begun_from / "model.safetensors")
 
     assert main(["export", str(folder.path), "--policy", "qwen"]) == 2
-    assert "the dtypes of its weights cannot be read" in capsys.readouterr().err
+    assert "cannot read the dtypes of the model's weights" in capsys.readouterr().err
     assert main(["export", str(folder.path), "--policy", "qwen", "--dtype", "float32"]) == 0
 
 
@@ -266,7 +266,7 @@ def test_modes_of_the_model_stay_with_it(run, model_folder, capsys):
     [
         (["--policy", "qwem"], "no learning policy of this name; got 'qwem'; wanted qwen"),
         (["--policy", "teacher"], "no learning policy of this name"),
-        (["--policy", "qwen", "--step", "5"], "no checkpoint of this step; got 5; wanted one of [4, 8]"),
+        (["--policy", "qwen", "--step", "5"], "no checkpoint for this step; got 5; wanted one of [4, 8]"),
         (["--policy", "qwen", "--to", "."], ".: already exists; cure: choose another --to"),
         (
             ["--policy", "qwen", "--to", "/dev/null/out/sub"],

@@ -209,7 +209,7 @@ def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     assert cold.code == 2
     assert cold.err.splitlines() == [
         f"mrl: error: policies.one.model = '{ID}': no such folder here, and the model {ID} of the hub is not on"
-        " this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch named.toml, where there is a network and the"
+        " this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch named.toml on a host with network access and the"
         " same HF_HOME"
     ]
     assert not (desk.folder / "runs").exists()
@@ -218,10 +218,12 @@ def test_without_a_network_the_last_fetch_counts(desk: Desk, hub: Hub) -> None:
     commit = hub.repositories[ID].refs["main"]
     warm = desk.mrl("check", "named.toml", HF_HUB_OFFLINE="1")
     assert f"{ID}@{commit} (fetched) in " in warm.out
-    assert "the hub cannot be asked (HF_HUB_OFFLINE is set); what was fetched last counts" in warm.out
+    assert "the hub is not available (HF_HUB_OFFLINE is set); using what was fetched last, if any" in warm.out
     again = desk.mrl("fetch", "named.toml", HF_HUB_OFFLINE="1")
     assert (again.code, again.err) == (0, "")
-    assert f"the hub cannot be asked (HF_HUB_OFFLINE is set); {ID}@{commit} was fetched before" in again.out
+    assert (
+        f"the hub is not available (HF_HUB_OFFLINE is set); using {ID}@{commit}, which was fetched before" in again.out
+    )
     assert f"one: {ID}@{commit}: {desk.snapshot(commit)}" in again.out
     assert hub.asked == []
     (desk.snapshot(commit) / "model.safetensors").unlink()
@@ -240,11 +242,11 @@ def test_a_hub_that_nobody_reaches_is_named(desk: Desk) -> None:
 
 
 REFUSED: dict[Mood, str] = {
-    "gated": r"the model maker/One-2B is gated.*cure: ask for access on http://127.*`hf auth login`, or set HF_TOKEN",
-    "private": r"no such folder here, and no model maker/One-2B on the hub.*cure: check the name; for a private",
-    "damaged": r"(model\.safetensors|tokenizer\.json) of .* its checksum differs; wanted '?[0-9a-f]{64}",
-    "short": r"the model maker/One-2B.* did not come whole; got .*cure: mrl fetch named\.toml; it goes on from here",
-    "busy": r"the hub does not give the model .*; got 'HTTP 503 from http.*cure: mrl fetch named\.toml, later",
+    "gated": r"the model maker/One-2B is gated.*cure: request access at http://127.*`hf auth login` or set HF_TOKEN",
+    "private": r"no such folder here, and no model maker/One-2B on the hub.*cure: check the name; if it is private",
+    "damaged": r"(model\.safetensors|tokenizer\.json) of .* has a wrong checksum after the download; wanted '?[0-9a-f]{64}",
+    "short": r"the download of the model maker/One-2B.* is incomplete; got .*cure: mrl fetch named\.toml; it resumes the download",
+    "busy": r"the hub failed to deliver the model .*; got 'HTTP 503 from http.*cure: mrl fetch named\.toml later",
 }
 
 
@@ -269,21 +271,21 @@ def test_a_repository_without_safetensors_is_refused_before_anything_is_fetched(
     repository.commit(files)
     said = desk.mrl("fetch", "named.toml")
     assert said.code == 2
-    assert "holds no safetensors weights; got 'one.gguf, pytorch_model.bin'; wanted model.safetensors" in said.err
+    assert "has no safetensors weights; got 'one.gguf, pytorch_model.bin'; wanted model.safetensors" in said.err
     assert hub.fetched == []
 
 
 MISTAKEN = {
     "--policies.one.model=maker/Two": "no such folder here, and no model maker/Two on the hub",
     "--policies.one.model_revision=v9": f"the model {ID} has no such revision; got 'v9'; wanted a branch",
-    "--policies.one.model=. --policies.one.model_revision=v2": "only a model of the hub has revisions",
+    "--policies.one.model=. --policies.one.model_revision=v2": "only a model from the hub has a revision",
     f"--policies.one.model=. --policies.one.source={ID} --policies.one.model_revision=v2": (
-        "policies.one.model_revision: only a model of the hub has revisions; got \"'v2', and model = '.', a folder"
-        ' that is there"; wanted the id of a model on the hub, or no revision'
+        "policies.one.model_revision: only a model from the hub has a revision; got \"'v2', and model = '.', an"
+        ' existing folder"; wanted the hub id of a model, or no revision'
     ),
     f"--policies.one.model={ID}@main --policies.one.model_revision=v2": (
-        f"policies.one.model_revision: another revision than the one beside the id; got \"'v2', and '{ID}@main'\";"
-        " wanted one of the two"
+        f"policies.one.model_revision: not the revision that stands after the model id; got \"'v2', and '{ID}@main'\";"
+        " wanted the revision in only one of the two places"
     ),
     "--policies.one.revision=v2": "did you mean policies.one.model_revision?",
 }
@@ -314,7 +316,7 @@ def test_shards_are_those_of_the_index(desk: Desk, hub: Hub) -> None:
     repository.commit(files | {"model.safetensors.index.json": index.replace(b"model-1", b"../../../evil")})
     said = desk.mrl("fetch", "named.toml")
     assert said.code == 2
-    assert "names files that the repository does not hold" in said.err
+    assert "names files that the repository does not have" in said.err
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_fetched(desk: Desk, hub: Hub) -> None:
@@ -322,7 +324,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_fetched(desk: Desk, h
     before = "import shutil; shutil.disk_usage = lambda where: shutil._ntuple_diskusage(9, 9, 1000)"
     (said,) = desk.each([["fetch", "named.toml"]], before=before)
     assert said.code == 2
-    assert "too little free disk for the model in " in said.err
+    assert "not enough free disk space in " in said.err
     assert "got '1.0 kB free'" in said.err
     assert hub.fetched == []
 
@@ -427,7 +429,7 @@ def test_mistaken_names_of_data_are_one_line(desk: Desk, data: Repository) -> No
         ("check", "--tasks.sums.revision", "v9"): "the data set maker/sums has no such revision; got 'v9'",
         ("fetch", "--tasks.sums.options.held_out", "tset"): "tasks.sums: options.split: the data set has no split 'tset'; got 'test, train'",
         ("fetch", "--tasks.sums.options.subset", "mian"): "tasks.sums: options.subset: the data set has no subset 'mian'; got 'main'",
-        ("check", "--tasks.sums.dataset", "a.jsonl", "--tasks.sums.revision", "v1"): "tasks.sums.revision: only a data set of the hub has revisions",
+        ("check", "--tasks.sums.dataset", "a.jsonl", "--tasks.sums.revision", "v1"): "tasks.sums.revision: only a data set from the hub has a revision",
     }  # fmt: skip
     calls = [[command, "rows.toml", *more] for command, *more in mistakes]
     for line, said in zip(mistakes.values(), desk.each(calls), strict=True):

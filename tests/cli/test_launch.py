@@ -39,8 +39,11 @@ def config(tmp_path: Path) -> str:
         (["--slurm", "--cpus", "9", "--submit", "--dry-run"], "--submit and --dry-run exclude"),
         (["--slurm", "--cpus", "9", "--hosts", "a,b"], "--hosts with --slurm: not a number; got 'a,b'"),
         (["--slurm", "--cpus", "9", "--hosts", "0"], "--hosts with --slurm: not a number"),
-        (["--slurm", "--cpus", "9", "--hosts", "2", "--exchange.host", "127.0.0.1"], "exchange.host: every host"),
-        (["--hosts", "a,b"], "no way to start a command on another host"),
+        (
+            ["--slurm", "--cpus", "9", "--hosts", "2", "--exchange.host", "127.0.0.1"],
+            "exchange.host: with several hosts",
+        ),
+        (["--hosts", "a,b"], "needed to start commands on other hosts"),
         (["--hosts", "a,a"], "stands twice"),
         (["--clean", "--resume"], "not allowed with"),
     ],

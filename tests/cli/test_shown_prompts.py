@@ -52,8 +52,8 @@ def test_prompts_are_shown_as_each_policy_is_asked(
     asked = lines[first + 2].removeprefix("  | <|pad|>").replace("\\x1b", "\x1b")
     assert not any("\x1b" in line for line in lines), "what a stranger wrote does nothing to a terminal"
     assert lines[first + 4].startswith("prompt 2 of one")
-    assert "its end, 'So', is what every answer begins with" in lines
-    assert "answers end at '!', or with the EOS" in lines
+    assert "every answer begins with the end of its prompt, 'So'" in lines
+    assert "answers end at '!' or the EOS token" in lines
     assert lines[plain].endswith(f"({len(asked) + 1} tokens):")
     assert lines[plain + 1 : plain + 3] == ["  | " + asked.replace("\x1b", "\\x1b"), "  | "]
-    assert "prompts of three: its model is not there yet" in lines
+    assert "prompts of three: the model is not here yet" in lines

@@ -55,10 +55,12 @@ DAMAGED = [
 def test_a_count_that_cannot_be_read_is_one_clear_line(tmp_path: Path, content: bytes) -> None:
     """Beginning again at 1 could use epochs that are in use."""
     (tmp_path / "allocator.json").write_bytes(content)
-    with pytest.raises(RunFolderError, match=r"allocator.json: the count of allocators cannot be kept") as raised:
+    with pytest.raises(
+        RunFolderError, match=r"allocator.json: cannot read or write the number of allocators so far"
+    ) as raised:
         begin_life(tmp_path / "allocator.json", KEY)
     assert "\n" not in str(raised.value)
-    assert "cure: delete it while the run is ended" in str(raised.value)
+    assert "cure: delete this file while the run is not running" in str(raised.value)
     assert (tmp_path / "allocator.json").read_bytes() == content
 
 
@@ -85,10 +87,10 @@ def test_the_count_of_another_run_is_refused_and_left_alone(tmp_path: Path) -> N
     with pytest.raises(RunFolderError) as raised:
         life_of(folder)
     line = str(raised.value)
-    assert line.startswith(f"{file}: counts the allocators of another run")
+    assert line.startswith(f"{file}: the file belongs to another run")
     assert f"got {load_keys(other.keys).server_public[:8].decode()!r}" in line
     assert f"wanted {load_keys(folder.keys).server_public[:8].decode()!r}" in line
-    assert "cure: delete it while the run is ended" in line
+    assert "cure: delete this file while the run is not running" in line
     assert "\n" not in line
     assert file.read_bytes() == foreign
 

@@ -78,14 +78,14 @@ def test_a_prompt_and_its_answer_have_to_fit_into_a_pass_of_the_learner(tmp_path
 
 def test_a_model_that_reads_less_than_the_server_may_is_the_limit(tmp_path, longest):
     """Raising the server's context would not help."""
-    with pytest.raises(ConfigError, match=r"all that the model can read.*cure: a lower tasks\.trim"):
+    with pytest.raises(ConfigError, match=r"the context length of the model.*cure: lower tasks\.trim"):
         check(tmp_path, context_tokens=2048, positions=longest + 7)
 
 
 def test_sglang_reads_a_little_less_than_the_model(tmp_path, longest):
     """What it keeps comes on top of the context that is asked for, as far as the model can read."""
     check(tmp_path, context_tokens=longest + 8, positions=longest + 8 + 7, engine="sglang")
-    with pytest.raises(ConfigError, match="all that the model can read there"):
+    with pytest.raises(ConfigError, match="the context length of the model"):
         check(tmp_path, context_tokens=longest + 8, positions=longest + 8 + 6, engine="sglang")
 
 

@@ -88,9 +88,9 @@ def start(run, temporary):
 
 
 def wait_until_serving(process):
-    """Read its log until it shows its metrics, which comes last."""
+    """Read its log until it serves its metrics, which comes last."""
     for line in process.stderr:
-        if "shows its metrics" in line:
+        if "serves its metrics" in line:
             return
     raise AssertionError("the role ended early")
 

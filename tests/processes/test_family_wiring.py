@@ -125,7 +125,7 @@ def told(config):
 def test_the_check_says_what_a_family_is_used_for(run):
     """And where it changes nothing."""
     assert told(run()) == [
-        "policies.p.prompt.family: renderers 0.1.12 reads tool calls; the rest is by the chat template"
+        "policies.p.prompt.family: renderers 0.1.12 parses tool calls; the chat template does the rest"
     ]
     assert told(run("higher_lower", family="")) == []
 
@@ -144,7 +144,7 @@ def test_a_template_that_leaves_tools_out_is_refused(run, folder):
 
 def test_tools_without_readable_calls_name_the_key(run):
     """A family that does not help names another template."""
-    with pytest.raises(ModelFolderError, match=r"shows no tool calls .*cure: policies\.X\.prompt\.family, where"):
+    with pytest.raises(ModelFolderError, match=r"has no tool-call format .*cure: set policies\.X\.prompt\.family, if"):
         told(run(family=""))
 
 
@@ -169,9 +169,9 @@ def test_a_family_that_is_not_the_models_is_refused_before_the_run(run, family, 
 def test_without_episodes_a_family_is_for_the_gateway(run):
     """Or for nothing, where the gateway serves nobody."""
     (note,) = told(run("trim", source="words", serve=True))
-    assert "reads tool calls, of requests at the gateway alone" in note
+    assert "parses tool calls, only for gateway requests" in note
     (note,) = told(run("trim", source="words"))
-    assert note.endswith("no task has episodes, and the gateway serves nobody, so it changes nothing")
+    assert note.endswith("has no effect, because no task has episodes and the gateway serves nobody")
 
 
 @pytest.mark.parametrize("shape", [{}, {"dataset": "trim", "source": "words", "serve": True}])

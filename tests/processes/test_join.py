@@ -255,7 +255,7 @@ def test_a_first_host_that_is_gone_ends_it_within_the_bound(folder: RunFolder, m
 
 def test_a_run_that_does_not_come_is_awaited_with_a_bound(folder: RunFolder) -> None:
     """A job that joins may start first, but not wait for ever."""
-    with pytest.raises(PeerLost, match=r"no run was seen here within 0.2 s; its hosts share that folder"):
+    with pytest.raises(PeerLost, match=r"no run appeared within 0.2 s; all hosts of a run must share this folder"):
         join.main(folder.path, "h1", 0.2)
 
 

@@ -101,7 +101,7 @@ def test_a_host_that_joins_by_itself_is_awaited_with_a_bound() -> None:
     assert world.lifecycle.phase == "running"
     world.hosts.tick(120.0)
     assert (world.lifecycle.exit_code, world.lifecycle.phase) == (1, "stopping")
-    assert world.lifecycle.reason == "not heard of for launch.join_s = 60 s: host h1"
+    assert world.lifecycle.reason == "no report for launch.join_s = 60 s from host h1"
     started = World(join_s=60.0)
     started.hosts.tick(1000.0)
     assert started.lifecycle.phase == "running"
@@ -114,14 +114,14 @@ def test_a_host_of_nothing_but_units_that_is_lost_does_not_end_the_run() -> None
     for now_s in (61.0, 62.0):
         world.hosts.tick(now_s)
     assert world.lifecycle.phase == "running"
-    missed = "host n2 was not heard of for launch.join_s = 60 s; the run goes on without it"
+    missed = "host n2 has not reported for launch.join_s = 60 s; the run continues without it"
     assert world.said.texts == ["host h1 has joined", missed]
     world.hosts.answer(HostReport(host="n2", session="t"), 63.0)
     world.report("s", 110.0)
     world.hosts.tick(124.0)
     assert world.said.texts[2:] == ["host n2 has joined", missed]
     world.hosts.tick(171.0)
-    assert world.lifecycle.reason == "not heard of for launch.join_s = 60 s: host h1"
+    assert world.lifecycle.reason == "no report for launch.join_s = 60 s from host h1"
 
 
 def test_the_end_waits_for_hosts_that_speak() -> None:

@@ -257,7 +257,7 @@ def test_roles_start_without_what_they_would_be_forks_of(tmp_path: Path, forks: 
     assert run() == 0
     assert sorted((tmp_path / "told").read_text().splitlines()) == ["learner False False"] + ["worker False False"] * 2
     assert [note for note in run.board.notes if "fork server" in note] == [
-        "the fork server has died, or hangs: each process imports by itself from now on"
+        "the fork server died or hangs: from now on each process imports its own modules"
     ]
 
 
@@ -365,7 +365,7 @@ hangs_in_here()
     speak: Callable[[], list[TelemetryRecord]] = lambda: [beat("learner/a", time.monotonic())]  # noqa: E731
     run = Run(tmp_path / "runs", *specs, each_turn=speak, start_s=1.5, max_restarts=100)
     assert run() == 0, run.board.notes
-    assert any(note.startswith("worker/a/0 is silent for more than 1.5 s") for note in run.board.notes)
+    assert any(note.startswith("worker/a/0 sent no heartbeat for more than 1.5 s") for note in run.board.notes)
     assert b"hangs_in_here" in stacks.read_bytes()
 
 
@@ -416,7 +416,7 @@ def test_a_learner_that_gets_no_further_is_not_started_for_ever(
     monkeypatch.setattr(restarts, "DAY_S", 0.0)
     run = Run(tmp_path, learner("raise SystemExit(1)"), each_turn=lambda: [METRICS])
     assert run() == 1
-    assert "after 3 restarts, and no life got beyond step 7" in run.supervisor.reason
+    assert "after 3 restarts without getting beyond step 7" in run.supervisor.reason
 
 
 def test_a_beat_of_an_earlier_life_says_nothing_about_this_one(tmp_path: Path) -> None:
@@ -564,7 +564,7 @@ def test_a_role_on_a_full_disk_ends_the_run_with_its_line(tmp_path: Path) -> Non
 
     silent = Run(tmp_path / "b", learner(FOREVER), python("exchange", "import sys; sys.exit(2)"))
     assert silent() == 2
-    assert silent.supervisor.reason == "exchange: it said nothing"
+    assert silent.supervisor.reason == "exchange: no output"
 
 
 def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(
@@ -582,7 +582,8 @@ def test_a_full_disk_under_the_supervisor_ends_the_run_and_leaves_nothing(
     run = Run(tmp_path, learner(FOREVER), python("worker/a/0", FOREVER), each_turn=fail)
     assert run() == 2
     assert (
-        run.supervisor.reason == "No space left on device: metrics.jsonl; free some room there, then --resume goes on"
+        run.supervisor.reason
+        == "No space left on device: metrics.jsonl; free disk space there, then continue with --resume"
     )
 
 
@@ -599,9 +600,9 @@ def test_a_log_on_a_full_disk_tells_why_by_itself(tmp_path: Path) -> None:
     """Without a free byte the log cannot hold a reason: the disk is one, and no restart will help."""
     child = Child(learner("import sys; sys.exit(1)"), tmp_path / "learner-a.log")
     child.log.touch()
-    assert child.account(1, free_bytes=0) == (2, f"No space left on device: {child.log} (it said nothing)")
-    assert child.account(1, free_bytes=1) == (1, "it said nothing")
-    assert child.account(-9, free_bytes=0) == (-9, "it said nothing")
+    assert child.account(1, free_bytes=0) == (2, f"No space left on device: {child.log} (no output)")
+    assert child.account(1, free_bytes=1) == (1, "no output")
+    assert child.account(-9, free_bytes=0) == (-9, "no output")
 
 
 def test_every_life_of_a_process_has_a_word_of_its_own(tmp_path: Path) -> None:

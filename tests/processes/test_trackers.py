@@ -429,14 +429,14 @@ def test_a_tracker_that_hangs_loses_points_and_nobody_waits(tmp_path: Path, monk
         assert time.monotonic() - began_s < BOUND_S
     for _ in range(12):
         hung.offer(points(3))
-    assert hung.take_lines() == ["tracker wandb: points are lost: it takes points more slowly than they come, or hangs"]
+    assert hung.take_lines() == ["tracker wandb: points are lost: the tracker is too slow, or hangs"]
     assert hung.num_lost == 7 * 3
 
     hung.close()
 
     assert (hung.num_taken, hung.num_lost) == (0, 12 * 3 + 1)
     assert hung.take_lines() == [
-        "tracker wandb: 37 of 37 points are lost; `mrl report RUN --to wandb` sends them all again"
+        "tracker wandb: 37 of 37 points are lost; `mrl report RUN --to wandb` sends all points again"
     ]
 
 
@@ -444,9 +444,9 @@ def test_a_tracker_that_hangs_loses_points_and_nobody_waits(tmp_path: Path, monk
     ("code", "told"),
     [
         ('say(\'{"failure": "UsageError: no login"}\')', "UsageError: no login"),
-        ("sys.exit(4)", "its process ended, exit code 4"),
-        (STARTS + "sys.stdin.readline(); sys.exit(5)", "its process ended, exit code 5"),
-        ("say('rubbish')", "its process ended"),
+        ("sys.exit(4)", "the tracker process ended with exit code 4"),
+        (STARTS + "sys.stdin.readline(); sys.exit(5)", "the tracker process ended with exit code 5"),
+        ("say('rubbish')", "the tracker process ended"),
         (STARTS + 'say(\'{"num_failed": 1, "failure": "ValueError: no"}\'); sys.stdin.read()', "ValueError: no"),
     ],
 )
@@ -478,7 +478,7 @@ def test_one_that_hangs_when_it_should_finish_is_killed_with_its_children(tmp_pa
     fed.close(1000.0, is_hurried=lambda: True)
 
     assert time.monotonic() - began_s < BOUND_S
-    assert fed.take_lines()[-1] == "tracker wandb: it failed: it did not finish in time"
+    assert fed.take_lines()[-1] == "tracker wandb: failed: the tracker did not finish in time"
 
 
 def test_keys_do_not_reach_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,8 +507,8 @@ def test_a_finished_run_is_replayed_as_often_as_asked(tmp_path: Path, capsys: py
     for _ in range(2):
         assert main(["report", str(folder.path), "--to", "tensorboard"]) == 0
     said = capsys.readouterr().out
-    assert "11 points given to tensorboard as r-replay\n" in said
-    assert "11 points given to tensorboard as r-replay-2\n" in said
+    assert "11 points sent to tensorboard as r-replay\n" in said
+    assert "11 points sent to tensorboard as r-replay-2\n" in said
     for name in ("-replay", "-replay-2"):
         found = tensorboard_scalars(folder.path / f"trackers/tensorboard{name}/r{name}")
         assert found["a/reward/mean"] == [(step, 1e9 + step, step / 8) for step in (1, 2, 3)]

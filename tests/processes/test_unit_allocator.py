@@ -67,7 +67,7 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
         core.tick(float(turn))
         if turn < bound_s:
             _check_served(core, float(turn))
-    with pytest.raises(DeviceError, match=r"^no unit serves qwen any more: .* cure: see crash/") as caught:
+    with pytest.raises(DeviceError, match=r"^no unit can serve qwen any more: .* cure: see crash/") as caught:
         _check_served(core, bound_s + 2.0)
     assert "\n" not in str(caught.value)
     monkeypatch.setattr(unit_allocator, "unit_core", lambda *_: core)

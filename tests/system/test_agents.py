@@ -129,7 +129,7 @@ def test_agents_train_both_policies_and_a_gateway_that_dies_ends_no_run(make_run
     assert max(set().union(*(outsider.num_pieces for outsider in outsiders))) > 3, "turns are streamed as they grow"
     assert set().union(*(outsider.policies for outsider in outsiders)) == {"qwen", "llama"}
     log = (run.folder / "logs" / "latest" / "gateway.log").read_text()
-    assert log.count("the gateway listens") == 2
+    assert log.count("gateway listening") == 2
     assert log.count("temperature = 0.1") == 2  # once in each life
     assert run.metrics("supervisor")[-1]["values"]["process/restarts"] == 1, "the gateway alone"
     counted = run.metrics("gateway")[-1]["values"]

@@ -179,7 +179,7 @@ def test_grpo_against_rlad_is_one_command_that_goes_on_after_a_kill(models, prob
         time.sleep(0.05)
 
     assert run(argv, log) == 0, log.read_text() + (folder / "rlad-1.log").read_text()
-    assert "2 runs, 1 done before" in log.read_text()
+    assert "2 runs, 1 already done" in log.read_text()
     found = {name: json.loads((folder / name / "config.json").read_text()) for name in ("independent-1", "rlad-1")}
     for name in found:
         assert_trained(load_config(path), folder / name)

@@ -178,7 +178,7 @@ class HostProcess:
     def event(self, text: str, now_s: float) -> None:
         """Note an event of a role; tell the witness of a silent one."""
         self._run.world.note(text)
-        if " is silent for " in text:
+        if " sent no heartbeat for " in text:
             self._run.witness.is_silent(text.partition(" ")[0], self.process)
 
     def line(self, text: str) -> None:

@@ -42,9 +42,11 @@ def read_evaluation(path: Path) -> EvaluationFile:
     try:
         return msgspec.json.decode(path.read_bytes(), type=EvaluationFile)
     except OSError as error:
-        raise ConfigError(error.strerror or "cannot be read", where=str(path), wanted="a file of `mrl eval`") from None
+        raise ConfigError(
+            error.strerror or "cannot be read", where=str(path), wanted="a file written by `mrl eval`"
+        ) from None
     except msgspec.DecodeError as error:
-        raise ConfigError("no file of `mrl eval`", where=str(path), got=str(error)) from None
+        raise ConfigError("not a file written by `mrl eval`", where=str(path), got=str(error)) from None
 
 
 def differences(first: Path, second: Path) -> list[Difference]:
@@ -88,7 +90,12 @@ def _pairs(a: EvaluationFile, b: EvaluationFile, *, where: str) -> list[tuple[st
     found = [(name, of_b[name.partition("@")[0]]) for name in a.policies if name.partition("@")[0] in of_b]
     if not found:
         got = f"{', '.join(a.policies)}; and {', '.join(b.policies)}"
-        raise ConfigError("no policy is in both", where=where, got=got, wanted="one of the same name, or one in each")
+        raise ConfigError(
+            "the files have no policy in common",
+            where=where,
+            got=got,
+            wanted="the same name in both, or one policy in each",
+        )
     return found
 
 
@@ -96,12 +103,16 @@ def _check_same(a: EvaluationFile, b: EvaluationFile, first: Path, second: Path)
     where = f"{first} and {second}"
     if a.tasks != b.tasks:
         names = {name for name in {*a.tasks, *b.tasks} if a.tasks.get(name) != b.tasks.get(name)}
-        raise ConfigError("they are of different tasks", where=where, got=", ".join(sorted(names)), wanted="the same")
+        raise ConfigError(
+            "the evaluations used different tasks", where=where, got=", ".join(sorted(names)), wanted="the same tasks"
+        )
     if set(a.prompt_ids) != set(b.prompt_ids):
         shared = len(set(a.prompt_ids) & set(b.prompt_ids))
         got = f"{len(a.prompt_ids)} and {len(b.prompt_ids)}, {shared} of them in both"
-        cure = "the same --tasks, --prompts and pool for both"
-        raise ConfigError("they are of different prompts", where=where, got=got, wanted="the same", cure=cure)
+        cure = "use the same --tasks, --prompts and pool for both"
+        raise ConfigError(
+            "the evaluations used different prompts", where=where, got=got, wanted="the same prompts", cure=cure
+        )
     if a.success_reward != b.success_reward:
         got = f"{a.success_reward:g} and {b.success_reward:g}"
-        raise ConfigError("they call other answers right (run.success_reward)", where=where, got=got)
+        raise ConfigError("the evaluations used different values of run.success_reward", where=where, got=got)

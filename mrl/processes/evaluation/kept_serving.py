@@ -52,7 +52,7 @@ def main(run_folder: Path, policy: str, index: int) -> int:
         woken = threading.Event()
         serving, engine = _start(config, folder, policy, step=index, woken=woken, closing=closing)
         stop = wiring.stop_event()  # not earlier: a signal while the weights load ends the process at once
-        log.info("a kept version is served", step=index)
+        log.info("serving a kept version", step=index)
         while not stop.is_set():
             woken.clear()
             serving.serve(_most(config, policy), InFlight(0, 0), _is_good)
@@ -115,6 +115,6 @@ def _check_memory(table: PolicyTable) -> None:
     wanted, free = SPARE_SHARE * size * num_elements, free_memory_bytes()
     if wanted > free:
         raise RoleFailed(
-            f"the weights and what comes with them take {wanted / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are free "
-            "on this host"
+            f"not enough memory to serve this version: it needs {wanted / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB "
+            "are free on this host"
         )

@@ -59,7 +59,7 @@ def run_of(words: str) -> tuple[Path, int | None] | None:
     if not at or not is_run(Path(place)):
         return None
     if not step.isdecimal():
-        raise ConfigError("no step", where=words, got=step, wanted="RUN@STEP, a whole number, or RUN alone")
+        raise ConfigError("not a step", where=words, got=step, wanted="RUN@STEP with a whole number, or RUN alone")
     return Path(place), int(step)
 
 
@@ -78,10 +78,10 @@ def find_subjects(
     labels = [one.label for one in found]
     if twice := [label for label in dict.fromkeys(labels) if labels.count(label) > 1]:
         raise ConfigError(
-            "two policies have one name in the table",
+            "two policies have the same name in the table",
             where=WHERE,
             got=twice[0],
-            cure="evaluate them apart, and compare with `mrl eval --compare A.json B.json`",
+            cure="evaluate them separately, and compare with `mrl eval --compare A.json B.json`",
         )
     return found
 
@@ -117,7 +117,7 @@ def _of_model(words: str, base: RunConfig, tell: Callable[[str], None]) -> Evalu
     if name is None or (folder.parent != Path() and folder.parent.is_dir()):
         near = nearest(folder.name, [one.name for one in folder.parent.glob("*/")]) if folder.parent.is_dir() else None
         raise ModelFolderError(
-            "no such run, model folder, or model of the hub",
+            "no such run, model folder, or model on the hub",
             where=WHERE,
             got=words,
             wanted="runs/NAME, runs/NAME@STEP, a Hugging Face model folder, or an id such as Qwen/Qwen3-0.6B",
@@ -148,9 +148,9 @@ def base_config(words: Sequence[str], given: RunConfig | None) -> RunConfig:
         if (run := run_of(one)) is not None:
             return located(read_run_config(run[0]))
     raise RunFolderError(
-        "no tasks to answer",
+        "no tasks to evaluate on",
         where=WHERE,
         got=" ".join(words),
-        wanted="a run, whose tasks are taken, or a configuration that has some",
-        cure="`--config FILE`, `--config RUN`, or `--config quickstart`",
+        wanted="a run, whose tasks are used, or a configuration with tasks",
+        cure="add `--config FILE`, `--config RUN`, or `--config quickstart`",
     )

@@ -45,8 +45,8 @@ def _shown(path: str, devices: Path) -> tuple[str, ...]:
     if said is not None and (gpus := listed_gpus(said)):
         return tuple(gpus)
     if num_devices:
-        why = why_not or "nvidia-smi -L lists none"
-        log.warning("GPUs by number", gpus=num_devices, reason=f"{why}; CUDA_VISIBLE_DEVICES names them without it")
+        why = why_not or "nvidia-smi -L lists no GPU"
+        log.warning("GPUs named by number", gpus=num_devices, reason=f"{why}; set CUDA_VISIBLE_DEVICES to name them")
     return tuple(map(str, range(num_devices)))
 
 
@@ -77,7 +77,7 @@ def ask_driver(
     """Return the lines that nvidia-smi prints, or None and the reason why there are none."""
     program = shutil.which("nvidia-smi", path=os.environ.get("PATH", "") if path is None else path)
     if program is None:
-        return None, "there is no nvidia-smi"
+        return None, "nvidia-smi was not found"
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen([program, *words], stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -87,9 +87,12 @@ def ask_driver(
         said, complaint = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         _abandon(process)
-        return None, f"nvidia-smi does not answer within {within_s:g} s"
+        return None, f"nvidia-smi did not answer within {within_s:g} s"
     if process.returncode:
-        return None, f"nvidia-smi ends with {process.returncode}: {' '.join((complaint or said).split())[:200]}"
+        return (
+            None,
+            f"nvidia-smi failed with exit code {process.returncode}: {' '.join((complaint or said).split())[:200]}",
+        )
     return said.splitlines(), ""
 
 

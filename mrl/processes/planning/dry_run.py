@@ -18,7 +18,7 @@ def describe(plan: Plan, config: RunConfig) -> Iterator[str]:
         for unit, specs in itertools.groupby(plan.leased, key=lambda spec: spec.env[UNIT]):
             here = [spec for spec in specs if spec.host == name]
             if here:
-                yield f"  unit {unit}, on which a lease starts one of"
+                yield f"  unit {unit}, where a lease starts one of"
             for spec in here:
                 yield from (f"  {line}" for line in _process(spec, config))
 
@@ -41,4 +41,4 @@ def ranks_told(spec: ProcessSpec, config: RunConfig) -> str:
 def _device(spec: ProcessSpec, config: RunConfig) -> str:
     if not spec.policy or config.policies[spec.policy].device == "cpu":
         return ""
-    return f", GPUs {spec.env.get('CUDA_VISIBLE_DEVICES', 'that the host shows')}"
+    return f", GPUs {spec.env.get('CUDA_VISIBLE_DEVICES', 'visible on the host')}"

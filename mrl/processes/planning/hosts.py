@@ -44,15 +44,15 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     for word in filter(None, text.split(",")):
         name, _, address = word.partition("=")
         if not _NAME.fullmatch(name):
-            raise ConfigError("--hosts: not a host", got=word, wanted="NAME or NAME=ADDRESS, with commas between")
+            raise ConfigError("--hosts: invalid host", got=word, wanted="NAME or NAME=ADDRESS, separated by commas")
         if ":" in address:  # links between hosts do not listen on IPv6
-            wanted = "NAME=10.0.0.2, or a name that leads to such an address"
-            raise ConfigError("--hosts: the links between hosts are IPv4", got=word, wanted=wanted)
+            wanted = "NAME=10.0.0.2, or a name that resolves to such an address"
+            raise ConfigError("--hosts: hosts need IPv4 addresses", got=word, wanted=wanted)
         hosts.append(Host(name, address))
     names = [host.name for host in hosts]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError("--hosts: one stands twice", got=name)
+            raise ConfigError("--hosts: duplicate host", got=name)
     return tuple(hosts)
 
 
@@ -82,13 +82,13 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
         words = list(SRUN)
     if not words:
         raise ConfigError(
-            "launch.remote: no way to start a command on another host outside a SLURM job",
+            "launch.remote: needed to start commands on other hosts outside a SLURM job",
             where=where,
             got="[]",
             cure="""--launch.remote '["ssh", "{host}"]', or `mrl launch --slurm`""",
         )
     if not any(HOST_WORD in word for word in words):
-        raise ConfigError("launch.remote: the name of the host has no place", where=where, got=words, wanted=HOST_WORD)
+        raise ConfigError("launch.remote: no placeholder for the host name", where=where, got=words, wanted=HOST_WORD)
     return words
 
 
@@ -98,12 +98,14 @@ def _check_first(first_host: str, environ: Mapping[str, str]) -> None:
     here = told or hostname
     is_alike = here.partition(".")[0] == first_host.partition(".")[0]
     if told and is_alike and here != first_host:  # nor would srun find the others by such names
-        what, cure = "--hosts: SLURM calls this host otherwise", "names as `scontrol show hostnames` prints them"
+        what, cure = "--hosts: SLURM has another name for this host", "use the names from `scontrol show hostnames`"
         raise ConfigError(what, got=first_host, wanted=here, cure=cure)
     if not is_alike:
         words = f"srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --nodelist={first_host}"
-        cure = f"{words} before this command, or sbatch"
-        raise ConfigError("--hosts: this is not the first of them", got=here, wanted=first_host, cure=cure)
+        cure = f"put `{words}` before this command, or use sbatch"
+        raise ConfigError(
+            "--hosts: this command must run on the first host of the list", got=here, wanted=first_host, cure=cure
+        )
 
 
 def idle_hosts(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, str]) -> str:
@@ -111,13 +113,13 @@ def idle_hosts(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str, s
     if config.launch.remote or config.launch.hosts_join:
         return ""
     if (components := environ.get("SLURM_HET_SIZE", "1")) != "1":
-        cure = "`mrl launch CONFIG --slurm --heterogeneous` prints a script that takes more"
-        return f"this SLURM job has {components} components, of which the run uses the first: {cure}"
+        cure = "`mrl launch CONFIG --slurm --heterogeneous` prints a script that uses more"
+        return f"this SLURM job has {components} components, and the run uses only the first: {cure}"
     num_hosts = int(environ.get("SLURM_STEP_NUM_NODES", environ.get("SLURM_JOB_NUM_NODES", "1")))
     if num_hosts <= (num_used := max(1, len(hosts))):
         return ""
-    cure = '`mrl launch CONFIG --hosts "$(scontrol show hostnames | paste -sd, -)"` takes all'
-    return f"this SLURM job has {num_hosts} hosts, of which the run uses {num_used}: {cure}"
+    cure = '`mrl launch CONFIG --hosts "$(scontrol show hostnames | paste -sd, -)"` uses all'
+    return f"this SLURM job has {num_hosts} hosts, and the run uses only {num_used}: {cure}"
 
 
 def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
@@ -125,23 +127,25 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
     if len(hosts) < 2:
         if config.launch.hosts_join or not config.launch.policies_on_first_host:
             key = "hosts_join" if config.launch.hosts_join else "policies_on_first_host"
-            raise ConfigError(f"launch.{key}: there is one host only", where=where, cure="name more by --hosts")
+            raise ConfigError(
+                f"launch.{key}: needs more than one host", where=where, cure="name more hosts with --hosts"
+            )
         return
     if config.exchange.host not in WILDCARDS:
         raise ConfigError(
-            "exchange.host: every host has to listen on an address of its own",
+            "exchange.host: with several hosts, every host has to listen on its own address",
             where=where,
             got=config.exchange.host,
-            wanted="0.0.0.0, all addresses (every link is encrypted and needs a key of the run)",
+            wanted="0.0.0.0 for all addresses (every link is encrypted and needs a key of the run)",
             cure="--exchange.host 0.0.0.0",
         )
     if config.has_gateway and is_loopback(config.gateway.host):
         raise ConfigError(
-            "gateway.host: workers of other hosts cannot reach it there",
+            "gateway.host: workers on other hosts cannot reach this address",
             where=where,
             got=config.gateway.host,
-            wanted="an address of the first host in a private network; it speaks HTTP without TLS",
-            cure="--gateway.host 10.0.0.1, say",
+            wanted="an address of the first host in a private network (the gateway uses HTTP without TLS)",
+            cure="for example --gateway.host 10.0.0.1",
         )
 
 

@@ -64,7 +64,7 @@ class Lifecycle:
     def tick(self, now_s: float) -> None:
         """End a run that has reached its time limit, or whose learners are all done."""
         if self.max_run_s and self.phase == "running" and now_s - self.started_s > self.max_run_s:
-            self.end(0, f"run.max_minutes = {self.max_run_s / 60:g} is over", now_s)
+            self.end(0, f"run.max_minutes = {self.max_run_s / 60:g} reached", now_s)
         if self.phase == "draining":
             self.end(0, "", now_s)
 

@@ -63,19 +63,19 @@ def parent_of(config: RunConfig) -> Path:
 def why_not(config: RunConfig, parent: Path) -> str:
     """Return why no local folder can be made in `parent`; "" where it can."""
     if not parent.is_dir():
-        return "is no folder of this host"
+        return "not a folder on this host"
     if not os.access(parent, os.W_OK | os.X_OK):
-        return "cannot be written"
+        return "not writable"
     names = [f"learner-{name}" for name in config.learning] + ["exchange", "allocator", "telemetry"]
     longest = parent / (PREFIX + "x" * RANDOM_CHARS) / max(names, key=len)
     too_many = len(os.fsencode(longest)) - MAX_IPC_PATH_BYTES
-    return f"makes paths of sockets {too_many} bytes longer than the {MAX_IPC_PATH_BYTES} that may be" * (too_many > 0)
+    return f"socket paths would be {too_many} bytes over the limit of {MAX_IPC_PATH_BYTES}" * (too_many > 0)
 
 
 def _refusal(config: RunConfig, parent: Path, why: str) -> ConfigError:
     return ConfigError(
         f"run.local_folder: {why}",
         got=str(parent),
-        wanted="a folder of each host's own, with a short path, for sockets and files in memory",
-        cure="--run.local_folder /dev/shm, say",
+        wanted="a folder local to each host, with a short path, for sockets and files in memory",
+        cure="for example --run.local_folder /dev/shm",
     )

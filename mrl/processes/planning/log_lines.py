@@ -34,7 +34,7 @@ def reason_in(lines: Sequence[str]) -> str:
             return str(event["reason"]) if "reason" in event else _told(event)
     exceptions = [line for line in lines if _EXCEPTION.match(line) and "ChildFailedError" not in line]
     spoken = [line.strip() for line in lines if line.strip(" =-")]
-    return exceptions[-1] if exceptions else spoken[-1] if spoken else "it said nothing"
+    return exceptions[-1] if exceptions else spoken[-1] if spoken else "no output"
 
 
 def without_launcher(lines: Sequence[str]) -> list[str]:

@@ -188,10 +188,10 @@ def _refusal(config: RunConfig, room: Mapping[str, int], full: _FullError) -> Co
     ranks = sum(rank_gpus(policy) * policy.learner.hosts for policy in config.policies.values())
     engines = sum(planned_workers(config, name) * worker_gpus(policy) for name, policy in config.policies.items())
     return ConfigError(
-        f"policies.{full.name}.rollout.workers: no GPU is left for it, and a server cannot share a GPU",
-        got=f"{here}; {ranks} are for ranks of learners, {engines} for engines",
+        f"policies.{full.name}.rollout.workers: no GPU is left for the engine, and a server cannot share its GPU",
+        got=f"{here}; learner ranks need {ranks}, engines {engines}",
         wanted=f"{ranks + engines} GPUs",
-        cure=_smaller(config, room) or "more GPUs, or the embedded engine, which may share one",
+        cure=_smaller(config, room) or "use more GPUs, or the embedded engine, which can share one",
     )
 
 
@@ -199,7 +199,7 @@ def _too_few_for_learner(name: str, policy: PolicyTable, room: Mapping[str, int]
     learner = policy.learner
     if learner.hosts > len(room):
         return ConfigError(
-            f"policies.{name}.learner.hosts: more hosts than the run has for policies",
+            f"policies.{name}.learner.hosts: the run has fewer hosts for policies",
             got=learner.hosts,
             wanted=f"<= {len(room)}",
             cure="" if len(room) > 1 else "`mrl launch CONFIG --hosts a,b`, or learner.hosts = 1",
@@ -207,9 +207,9 @@ def _too_few_for_learner(name: str, policy: PolicyTable, room: Mapping[str, int]
     if learner.hosts > 1:
         with_room = sum(gpus >= learner.ranks_per_host for gpus in room.values())
         return ConfigError(
-            f"policies.{name}.learner.hosts: too few hosts with a GPU for each rank",
-            got=f"{with_room} with {learner.ranks_per_host} GPUs",
-            wanted=f"{learner.hosts} of them for processes = {learner.processes}",
+            f"policies.{name}.learner.hosts: too few hosts with enough GPUs",
+            got=f"{with_room} hosts with {learner.ranks_per_host} GPUs",
+            wanted=f"{learner.hosts} such hosts for processes = {learner.processes}",
         )
     return ConfigError(
         f"policies.{name}.learner.processes: too few GPUs on one host",

@@ -196,10 +196,10 @@ def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequenc
     idle = [host for host in offered if not units[host] and all(seat.host != host for seat in seated.values())]
     if idle:
         raise ConfigError(
-            "--hosts: nothing is left for some",
+            "--hosts: some hosts have nothing to run",
             got=", ".join(idle),
             wanted=f"{len(hosts) - len(idle)} hosts, for {len(seated)} learners and workers",
-            cure="fewer hosts, a larger rollout.workers, or allocation.units of these hosts",
+            cure="name fewer hosts, raise rollout.workers, or add units of these hosts to allocation.units",
         )
     return seated
 
@@ -214,10 +214,10 @@ def _gpus_of(seat: Seat, gpus: Sequence[str], here: str, policy: str) -> tuple[s
         return ()
     if any(place >= len(gpus) for place in seat.gpus):
         raise ConfigError(
-            f"policies.{policy}: host {here} shows fewer GPUs than the plan counts on",
-            got=f"{len(gpus)} that are no unit's",
+            f"policies.{policy}: host {here} has fewer visible GPUs than the plan needs",
+            got=f"{len(gpus)} outside allocation.units",
             wanted=f"at least {max(seat.gpus) + 1}",
-            cure="launch.gpus_per_host = what every host with policies shows",
+            cure="set launch.gpus_per_host to the number of GPUs that every host with policies has",
         )
     return tuple(gpus[place] for place in seat.gpus)
 
@@ -225,20 +225,20 @@ def _gpus_of(seat: Seat, gpus: Sequence[str], here: str, policy: str) -> tuple[s
 def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
     if first:
         return ConfigError(
-            "launch.gpus_per_host: the first host, which has the daemons alone, shows no GPU",
+            "launch.gpus_per_host: required, as the first host runs only daemons and has no visible GPU",
             got=0,
-            wanted="how many GPUs each of the other hosts shows",
-            cure="--launch.gpus_per_host 8, say",
+            wanted="the number of GPUs of each other host",
+            cure="for example --launch.gpus_per_host 8",
         )
     if num_leased:
         return ConfigError(
-            "allocation.units: the units leave no GPU to learners and frozen policies",
-            got=f"units of all {num_leased} GPUs that this host shows",
-            wanted=f'at least one that is no unit\'s, for policies.{policy}.device = "cuda"',
-            cure="leave one out of allocation.units, or make more GPUs visible",
+            "allocation.units: the units leave no GPU for learners and frozen policies",
+            got=f"units of all {num_leased} GPUs that are visible on this host",
+            wanted=f'at least one GPU outside the units, for policies.{policy}.device = "cuda"',
+            cure="remove a GPU from allocation.units, or make more GPUs visible",
         )
     return ConfigError(
-        f"policies.{policy}.device: this host shows no GPU",
+        f"policies.{policy}.device: no GPU is visible on this host",
         got="cuda",
         cure='set device = "cpu", or make the GPUs visible',
     )

@@ -137,9 +137,9 @@ class RestartPolicy:
     def _given_up(self, end: Exit, history: _History) -> str:
         table = self._table
         if end.role in ("learner", "supervisor") and self._sync and not end.spares_run:
-            return "and a synchronous run goes on from a common step only (--resume)"
+            return "and a synchronous run can continue only from a common step (--resume)"
         if end.role == "learner" and len(history.counted) >= table.max_learner_restarts:
-            why = f", and no life got beyond step {history.reached}" if history.is_stuck else " within a day"
+            why = f" without getting beyond step {history.reached}" if history.is_stuck else " within a day"
             return f"after {table.max_learner_restarts} restarts{why}"
         if history.num_pauses:
             return f"again within {table.window_s:g} s of its start"
@@ -153,7 +153,7 @@ class RestartPolicy:
 def how_it_ended(code: int) -> str:
     """Return "exited with code 1" or "was killed by signal 15"; the kernel sends 9 where memory runs out."""
     if code == -signal.SIGKILL:
-        return "was killed by signal 9 (by the kernel if memory was short)"
+        return "was killed by signal 9 (possibly out of memory)"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
 
 

@@ -199,11 +199,11 @@ def _check_units(config: RunConfig, request: SlurmRequest, where: str) -> None:
     named = [unit.name for unit in parse_units(config.allocation.units) if unit.host]
     if named and request.shape != "separate":
         raise ConfigError(
-            "allocation.units: SLURM names the hosts of a job only when it starts",
+            "allocation.units: the hosts of a SLURM job are unknown before it starts",
             where=where,
             got=named[0],
-            wanted="units of the first host, without a host's name",
-            cure="--separate: there the hosts are called as their policies, "
+            wanted="units of the first host, without a host name",
+            cure="use --separate, where each host is named after its policy: "
             + ", ".join(f"{policy}/{named[0].partition('/')[2]}" for policy in config.policies),
         )
 
@@ -213,7 +213,7 @@ def _hosts(config: RunConfig, request: SlurmRequest, where: str) -> list[Host]:
     if request.shape == "separate":
         if request.num_hosts not in (1, len(config.policies)):
             raise ConfigError(
-                "--separate makes a job per policy",
+                "--separate makes one job per policy",
                 where=where,
                 got=request.num_hosts,
                 wanted=f"{len(config.policies)} hosts",
@@ -222,7 +222,7 @@ def _hosts(config: RunConfig, request: SlurmRequest, where: str) -> list[Host]:
         return [Host(name) for name in config.policies]
     if request.shape == "heterogeneous" and request.num_hosts < 2:
         raise ConfigError(
-            "--heterogeneous needs a host for the daemons and one for policies",
+            "--heterogeneous needs one host for the daemons and others for policies",
             where=where,
             got=request.num_hosts,
             wanted="--hosts 2 or more",
@@ -253,7 +253,7 @@ def _threads(config: RunConfig, request: SlurmRequest, hosts: Sequence[Host]) ->
 def _check_fit(config: RunConfig, request: SlurmRequest, threads: dict[str, int], where: str) -> None:
     if request.minutes * 60 <= lead_s(config):
         raise ConfigError(
-            "--minutes: nothing is left before the run is told to end",
+            "--minutes: too short, the run would be told to end at its start",
             where=where,
             got=request.minutes,
             wanted=f"> {lead_s(config) / 60:g}",

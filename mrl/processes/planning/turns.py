@@ -63,10 +63,10 @@ def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
     named = [name for name, policy in config.policies.items() if policy.turns]
     if named and len(hosts) > 1:
         raise ConfigError(
-            f"policies.{named[0]}.turns: devices are shared in turns within one host",
+            f"policies.{named[0]}.turns: only processes of one host can use a device in turns",
             got=f"{len(hosts)} hosts",
             wanted="a run on one host",
-            cure=f"policies.{named[0]}.turns = false: several hosts have room for learner and engines",
+            cure=f"policies.{named[0]}.turns = false: several hosts can give learner and engines separate devices",
         )
 
 

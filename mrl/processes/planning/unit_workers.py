@@ -47,9 +47,9 @@ def not_leased(config: RunConfig, gpus: Sequence[str], host: str, *, is_first: b
     for device, unit_name in leased.items():
         if device >= len(gpus):
             raise ConfigError(
-                f"allocation.units: this host shows {len(gpus)} GPUs",
+                f"allocation.units: only {len(gpus)} GPUs are visible on this host",
                 got=unit_name,
-                wanted=f"numbers below {len(gpus)}",
+                wanted=f"GPU numbers below {len(gpus)}",
             )
     shared = are_in_turns(config)
     return [gpu for number, gpu in enumerate(gpus) if shared or number not in leased]
@@ -60,8 +60,8 @@ def unit_hosts(config: RunConfig, hosts: Sequence[str]) -> frozenset[str]:
     for unit in parse_units(config.allocation.units):
         if unit.host and unit.host not in hosts:
             raise ConfigError(
-                "allocation.units: a unit of a host that the run does not have",
+                "allocation.units: the unit's host is not part of the run",
                 got=unit.name,
-                wanted=f"one of {', '.join(hosts)}" if hosts else "no host's name: the run is on one host",
+                wanted=f"one of {', '.join(hosts)}" if hosts else "no host name, as the run is on one host",
             )
     return frozenset(unit.host for unit in parse_units(config.allocation.units) if unit.host)

@@ -31,9 +31,11 @@ OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".onn
 def step_of(found: list[int], wanted: int | None, where: Path) -> int:
     """Return the wanted step among those with checkpoints, or the newest. Raises RunFolderError where there is none."""
     if not found:
-        raise RunFolderError("no checkpoint", where=str(where), cure="let the run come to its first checkpoint")
+        raise RunFolderError(
+            "no checkpoint found", where=str(where), cure="wait until the run has saved its first checkpoint"
+        )
     if wanted is not None and wanted not in found:
-        raise RunFolderError("no checkpoint of this step", where=str(where), got=wanted, wanted=f"one of {found}")
+        raise RunFolderError("no checkpoint for this step", where=str(where), got=wanted, wanted=f"one of {found}")
     return found[-1] if wanted is None else wanted
 
 
@@ -67,8 +69,8 @@ def dtypes_in(folder: Path) -> dict[str, str]:
     try:
         headers = [read_header(file) for file in weight_files(folder, str(folder), "")]
     except (OSError, ValueError) as error:  # of a missing file, too
-        what, got = "the dtypes of its weights cannot be read", " ".join(str(error).split())
-        cure = "the folder as it was, or --dtype float32, which asks for none"
+        what, got = "cannot read the dtypes of the model's weights", " ".join(str(error).split())
+        cure = "restore the model folder, or use --dtype float32, which does not need them"
         raise ModelFolderError(what, where=str(folder), got=got, cure=cure) from error
     return {name: names[one] for header in headers for name, one in header.dtypes.items() if one in names}
 

@@ -33,9 +33,9 @@ def room_notes(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str
     if missing > free:
         each = ", ".join(f"{name} {num_bytes / GIB:.0f}" for name, num_bytes in wanted.items())
         yield (
-            f"checkpoints will take {sum(wanted.values()) / GIB:.0f} GiB of {folder.path} at most ({each}), and"
-            f" {free / GIB:.0f} are free there: the run ends where no room is left. Fewer are kept by"
-            " policies.X.learner.keep_checkpoints; or name another run.folder"
+            f"checkpoints may need up to {sum(wanted.values()) / GIB:.0f} GiB in {folder.path} ({each}), but only"
+            f" {free / GIB:.0f} GiB are free: the run will end when the disk is full. Lower"
+            " policies.X.learner.keep_checkpoints, or set another run.folder"
         )
 
 

@@ -19,10 +19,10 @@ from mrl.plugins import short_name
 FITTED = {"learner": ("microbatch_tokens", "activation_checkpointing"), "rollout": ("answers_at_once",)}
 """Table of a policy -> keys that, where left out, follow from the memory of the host."""
 REPLACED = {
-    "--run.seed": "--seeds",
-    "--run.folder": "--folder",
-    "--run.sync": "leave it out, or --async",
-    "--sharing.regime": "--regimes",
+    "--run.seed": "use --seeds",
+    "--run.folder": "use --folder",
+    "--run.sync": "leave it out, or use --async",
+    "--sharing.regime": "use --regimes",
 }
 """Override that every run of a comparison would replace -> the option to use instead."""
 SEEDS, TUNED_SEEDS = "3", "8"
@@ -156,7 +156,9 @@ def check_given(arguments: argparse.Namespace) -> None:
     """Raises ConfigError for an override that every run would replace."""
     for key in given_keys(arguments):
         if key in REPLACED:
-            raise ConfigError("is replaced in every run of a comparison", where=WHERE, got=key, cure=REPLACED[key])
+            raise ConfigError(
+                "the comparison sets this option itself in every run", where=WHERE, got=key, cure=REPLACED[key]
+            )
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
@@ -174,7 +176,7 @@ def check_untuned(runs: Sequence[PlannedRun]) -> None:
     folder = runs[0].folder.parent
     if not tuning_folder(folder).is_dir() and any(RunFolder(one.folder).config_json.is_file() for one in runs):
         raise ConfigError(
-            "holds runs of a comparison that was not tuned", where=str(folder), cure="name another --folder"
+            "the folder holds runs of a comparison without --tune", where=str(folder), cure="use another --folder"
         )
 
 
@@ -183,7 +185,9 @@ def check_earlier(runs: Sequence[PlannedRun]) -> None:
     foreign = [str(one.folder) for one in runs if one.state().is_foreign]
     if foreign:
         raise ConfigError(
-            "holds a run of another configuration", where=foreign[0], cure="name another --folder, or delete this one"
+            "the folder holds a run of another configuration",
+            where=foreign[0],
+            cure="use another --folder, or delete this one",
         )
 
 
@@ -228,7 +232,7 @@ def _plan_one(
             "evaluation.every: runs that evaluate nothing cannot be compared",
             where=str(arguments.config),
             got=NO_EVALUATION,
-            wanted="0, which evaluates at start and end, or steps between evaluations",
+            wanted="0 (evaluate at the start and the end) or the number of steps between evaluations",
         )
     left_out = tuple(unasked(config, where=str(arguments.config)))
     policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
@@ -248,7 +252,12 @@ def seeds_in(text: str, *, where: str) -> list[int]:
     except ValueError:
         numbers = [-1]
     if min(numbers) < 0 or numbers == [0]:
-        raise ConfigError("not a number of seeds", where=where, got=text, wanted="3, or a list as 11,12,13 or 11,")
+        raise ConfigError(
+            "not a number of seeds",
+            where=where,
+            got=text,
+            wanted="a number of seeds such as 3, or a list such as 11,12,13 (11, is a list of one)",
+        )
     return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
 
 

@@ -83,7 +83,7 @@ def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
     """Train every run that is not done, one per place at a time. A signal to this process ends the runs first."""
     missing = [one for one in runs if not one.state().is_done]
     console = RunConsole()
-    console.say(f"{len(runs)} runs, {len(runs) - len(missing)} done before, {len(places)} at once")
+    console.say(f"{len(runs)} runs, {len(runs) - len(missing)} already done, {len(places)} at a time")
     waiting, free = deque(missing), deque(places)
     running: dict[subprocess.Popen[bytes], tuple[PlannedRun, Lane]] = {}
     started_s, done = time.monotonic(), 0
@@ -102,7 +102,7 @@ def train_missing(runs: Sequence[PlannedRun], places: Sequence[Lane]) -> None:
                     minutes_left = minutes / done * (len(missing) - done)
                     console.say(_told(one, process.returncode, minutes, minutes_left))
         except KeyboardInterrupt:
-            console.say("interrupted; the same command goes on from here")
+            console.say("interrupted; run the same command again to continue")
             raise
         finally:
             for process in running:

@@ -98,7 +98,7 @@ def _look_at(found: Finding, subject: Subject) -> None:
     try:
         found.starts = f"answers in {time.monotonic() - began_s:.1f} s"
         engine.score([PROMPT.tolist()])
-        found.samples = "scores; its weights are left alone"
+        found.samples = "scoring works; weights unchanged"
     finally:
         engine.close()
 
@@ -144,13 +144,13 @@ def _check_gap(problem: str, subject: Subject) -> None:
     if problem:
         cure = "install the versions of constraints.txt"
         if subject.engine != "embedded":
-            anew = f"delete its environment and run `mrl engine-env {subject.engine}`"
-            cure = f"leave out server.options that change logits, or {anew}"
+            anew = f"delete the engine's environment and run `mrl engine-env {subject.engine}`"
+            cure = f"remove server.options that change logits, or {anew}"
         raise EngineError(
-            "log-probabilities are not those of the model",
+            "the engine's log-probabilities differ from the model's",
             where=subject.engine,
             got=problem,
-            wanted=f"what {subject.dtype} makes of the model",
+            wanted=f"agreement up to {subject.dtype} rounding",
             cure=cure,
         )
 
@@ -192,10 +192,13 @@ def _version_of(subject: Subject) -> str:
             [python, "-I", "-c", code], capture_output=True, text=True, timeout=VERSION_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        what = "the interpreter of an engine cannot be run"
+        what = "cannot run the engine's Python interpreter"
         raise EngineError(what, where=str(python), got=str(error), cure="correct server.python") from error
     if not done.stdout.strip():
-        what, said = f"{subject.engine} is not installed for this interpreter", done.stderr.strip().splitlines()[-1:]
+        what, said = (
+            f"{subject.engine} is not installed for this Python interpreter",
+            done.stderr.strip().splitlines()[-1:],
+        )
         cure = f"install it there, or leave server.python out and run `mrl engine-env {subject.engine}`"
         raise EngineError(what, where=str(python), got=" ".join(said), wanted=" or ".join(names), cure=cure)
     return done.stdout.strip()

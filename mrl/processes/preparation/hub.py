@@ -125,27 +125,27 @@ def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
     files = {file: entry for file, entry in listing.files.items() if file in SMALL_FILES or file.endswith(".tiktoken")}
     if CONFIG not in files:
         raise ModelFolderError(
-            f"the repository {name} holds no {CONFIG}",
+            f"the repository {name} has no {CONFIG}",
             where=asked.key,
             got=", ".join(sorted(listing.files)[:4]) or "no file",
-            wanted="a causal language model in Hugging Face form",
+            wanted="a causal language model in Hugging Face format",
         )
     if TOKENIZER not in files:
         raise ModelFolderError(
-            f"the repository {name} holds no {TOKENIZER}",
+            f"the repository {name} has no {TOKENIZER}",
             where=asked.key,
-            cure="choose a repository or a revision that has one, or make a folder with it (save_pretrained)",
+            cure="choose a repository or revision that has it, or make a model folder that has it (save_pretrained)",
         )
     for weights in (INDEX, WEIGHTS):
         if weights in listing.files:
             return files | {weights: listing.files[weights]}
     others = [file for file in sorted(listing.files) if file.endswith((".safetensors", ".bin", ".pt", ".gguf", ".pth"))]
     raise ModelFolderError(
-        f"the repository {name} holds no safetensors weights",
+        f"the repository {name} has no safetensors weights",
         where=asked.key,
         got=", ".join(others[:4]) or "no weights",
         wanted=f"{WEIGHTS}, or {INDEX} and its files",
-        cure="choose a repository or a revision that has them, or convert it to a folder (model.save_pretrained)",
+        cure="choose a repository or revision that has them, or convert the model to a folder (model.save_pretrained)",
     )
 
 
@@ -156,7 +156,7 @@ def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[s
         return {file: listing.files[file] for file in named}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelFolderError(
-            f"{INDEX} of {name} names files that the repository does not hold, or cannot be read",
+            f"{INDEX} of {name} cannot be read, or names files that the repository does not have",
             where=asked.key,
             got=f"{type(error).__name__}: {error}",
             cure="choose another revision",
@@ -177,10 +177,10 @@ def _get_all(
         if not _is_same(here, entry):
             _drop(here)
             raise ModelFolderError(
-                f"{file} of {name} did not come as the hub has it: its checksum differs",
+                f"{file} of {name} has a wrong checksum after the download",
                 where=asked.key,
                 wanted=entry.sha256 or entry.blob_id,
-                cure=f"{asked.fetch} fetches it again; behind a proxy or a mirror (HF_ENDPOINT), look at that first",
+                cure=f"{asked.fetch} downloads it again; first check the proxy or mirror (HF_ENDPOINT), if any",
             )
 
 
@@ -204,7 +204,7 @@ def listing_of(name: Name, asked: AskedBy) -> Listing:
             for sibling in info.siblings or ()
         }
     if not info.sha or not COMMIT.fullmatch(info.sha):
-        raise _no_hub(name, asked, f"no commit of {name}")
+        raise _no_hub(name, asked, f"no commit hash for {name}")
     return Listing(info.sha, files)
 
 
@@ -226,16 +226,16 @@ def _told(name: Name, asked: AskedBy) -> Iterator[None]:
         yield
     except errors.GatedRepoError:
         raise ModelFolderError(
-            f"the {name.what} {name.id} is gated: its owner lets in whom they know",
+            f"the {name.what} {name.id} is gated: its owner has to grant you access",
             where=asked.key,
-            cure=f"ask for access on {_endpoint()}/{name.id}, then `hf auth login`, or set HF_TOKEN",
+            cure=f"request access at {_endpoint()}/{name.id}, then run `hf auth login` or set HF_TOKEN",
         ) from None
     except errors.RepositoryNotFoundError:
         raise ModelFolderError(
-            f"no such folder here, and no {name.what} {name.id} on the hub that this user may see",
+            f"no such folder here, and no {name.what} {name.id} on the hub that you can access",
             where=asked.key,
             wanted="a folder, or an id such as " + EXAMPLES[name.kind],
-            cure="check the name; for a private model `hf auth login`, or set HF_TOKEN",
+            cure="check the name; if it is private, run `hf auth login` or set HF_TOKEN",
         ) from None
     except errors.RevisionNotFoundError:
         raise ModelFolderError(
@@ -248,7 +248,7 @@ def _told(name: Name, asked: AskedBy) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise _refused(error.response.status_code, name, asked) from None
     except errors.HFValidationError as error:
-        raise ModelFolderError("not an id of the hub", where=asked.key, got=f"{name.id}: {error}") from None
+        raise ModelFolderError("not a valid hub id", where=asked.key, got=f"{name.id}: {error}") from None
     except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
         raise _unreached(name, asked, _why(error)) from None
     except of_client as error:
@@ -281,29 +281,29 @@ def _unreached(name: Name, asked: AskedBy, why: str) -> MissingError:
         not_here(name),
         where=asked.key,
         got=why,
-        cure=f"{asked.fetch}, where there is a network and the same HF_HOME",
+        cure=f"{asked.fetch} on a host with network access and the same HF_HOME",
     )
 
 
 def _refused(status: int, name: Name, asked: AskedBy) -> UserError:
     if status in (401, 403):
         return ModelFolderError(
-            f"the hub refuses the {name.what} {name.id}",
+            f"the hub denies access to the {name.what} {name.id}",
             where=asked.key,
             got=f"HTTP {status}",
-            cure="`hf auth login`, or set HF_TOKEN, with a token that may read it",
+            cure="run `hf auth login`, or set HF_TOKEN, with a token that has read access to it",
         )
     return MissingError(
-        f"the hub does not give the {name.what} {name}",
+        f"the hub failed to deliver the {name.what} {name}",
         where=asked.key,
         got=f"HTTP {status} from {_endpoint()}",
-        cure=f"{asked.fetch}, later; it goes on from here",
+        cure=f"{asked.fetch} later; it resumes the download",
     )
 
 
 def _no_hub(name: Name, asked: AskedBy, got: str) -> MissingError:
     return MissingError(
-        f"what answers for the {name.what} {name} is no Hugging Face hub",
+        f"the server that answered for the {name.what} {name} is not a Hugging Face hub",
         where=asked.key,
         got=" ".join(f"{got} ({_endpoint()})".split())[:200],
         cure="check HF_ENDPOINT and the proxy",
@@ -317,21 +317,21 @@ def _of_disk(error: OSError, name: Name, asked: AskedBy) -> UserError:
         return _no_room(Path(constants.HF_HUB_CACHE), str(error.strerror), "", asked)
     if error.errno is not None:
         return ModelFolderError(
-            f"the {name.what} {name} cannot be kept ({error.strerror})",
+            f"the {name.what} {name} cannot be saved ({error.strerror})",
             where=asked.key,
             got=str(error.filename or constants.HF_HUB_CACHE),
-            wanted="a cache that may be written",
-            cure="set HF_HOME to a folder of your own",
+            wanted="a writable cache folder",
+            cure="set HF_HOME to a folder that you can write",
         )
     return _not_whole(error, name, asked)
 
 
 def _not_whole(error: Exception, name: Name, asked: AskedBy) -> MissingError:
     return MissingError(
-        f"the {name.what} {name} did not come whole",
+        f"the download of the {name.what} {name} is incomplete",
         where=asked.key,
         got=" ".join(str(error).split())[:200],
-        cure=f"{asked.fetch}; it goes on from here",
+        cure=f"{asked.fetch}; it resumes the download",
     )
 
 
@@ -345,11 +345,11 @@ def _check_room(folder: Path, size_bytes: int, asked: AskedBy) -> None:
 
 def _no_room(where: Path, got: str, wanted: str, asked: AskedBy) -> ModelFolderError:
     return ModelFolderError(
-        f"too little free disk for the model in {where}",
+        f"not enough free disk space in {where} for the download",
         where=asked.key,
         got=got,
         wanted=wanted,
-        cure=f"free some, or set HF_HOME to a folder on another disk; {asked.fetch} goes on from here",
+        cure=f"free disk space, or set HF_HOME to a folder on another disk; {asked.fetch} resumes the download",
     )
 
 

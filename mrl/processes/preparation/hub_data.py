@@ -30,7 +30,7 @@ def pinned_data(
         name = data_name(table)
         if name is None:
             if table.revision:
-                what, wanted = f"tasks.{task}.revision: only a data set of the hub has revisions", "an id of the hub"
+                what, wanted = f"tasks.{task}.revision: only a data set from the hub has a revision", "a hub id"
                 raise ConfigError(what, where=where, got=table.dataset, wanted=wanted)
             continue
         commit = name.commit or _earlier_commit(earlier, task, table)
@@ -39,7 +39,7 @@ def pinned_data(
                 commit = commit_of(name, _asked_by(task, table, where))
             except MissingError as error:
                 is_reached = False
-                on_note(f"{error.where}: {error.what}" + f" ({error.got})" * bool(error.got) + "; the cache is asked")
+                on_note(f"{error.where}: {error.what}" + f" ({error.got})" * bool(error.got) + "; using the cache")
         tasks[task] = table.model_copy(update={"commit": commit or last_commit(name)})
     return config.model_copy(update={"tasks": tasks})
 
@@ -69,7 +69,7 @@ def unfetched_data(config: RunConfig) -> list[str]:
 def check_data_here(config: RunConfig, run: Path) -> None:
     """Raises MissingError for the first data set of a run that comes from the hub and is not on this host."""
     for task in unfetched_data(config):
-        what = f"the data set {data_name(config.tasks[task])} is not there"
+        what = f"the data set {data_name(config.tasks[task])} is missing"
         raise MissingError(what, where=f"tasks.{task}", cure=f"mrl fetch {run} on this host")
 
 

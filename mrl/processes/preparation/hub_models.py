@@ -56,7 +56,7 @@ def pinned(
                 commit = commit_of(model, asked_by(name, policy, where))
             except MissingError as error:
                 is_reached = False
-                on_note(f"{error.where}: the hub cannot be asked ({error.got}); what was fetched last counts")
+                on_note(f"{error.where}: the hub is not available ({error.got}); using what was fetched last, if any")
         commit = commit or known_commit(model)
         if commit:
             policies[name] = _at(policy, model, commit)
@@ -82,7 +82,7 @@ def fetched(config: RunConfig, names: Collection[str], *, where: str, tell: Call
         except MissingError as error:
             if _is_missing(policy):
                 raise
-            tell(f"{error.where}: the hub cannot be asked ({error.got}); {model} was fetched before")
+            tell(f"{error.where}: the hub is not available ({error.got}); using {model}, which was fetched before")
         else:
             policies[name] = _at(policy, model, folder.name)
     return dated(fetched_data(config.model_copy(update={"policies": policies}), where=where, tell=tell))
@@ -101,7 +101,7 @@ def missing_model(name: str, policy: PolicyTable, where: str) -> MissingError | 
     if not _is_missing(policy):
         return None
     key = asked_by(name, policy, where).key
-    what = f"the model {model} is not there" if policy.source else not_here(model)
+    what = f"the model {model} is missing" if policy.source else not_here(model)
     return MissingError(what, where=key, cure=f"mrl fetch {where}")
 
 
@@ -116,7 +116,7 @@ def _missing_folder(name: str, policy: PolicyTable) -> MissingError | None:
         wanted="a Hugging Face model folder, or an id such as Qwen/Qwen3-0.6B",
         cure=f"did you mean {folder.parent / near}?"
         if near
-        else f'with policies.{name}.source = "ORG/NAME" it is fetched from the hub; '
+        else f'set policies.{name}.source = "ORG/NAME" to fetch the model from the hub, '
         f"or give the policy a [policies.{name}.make] table instead",
     )
 
@@ -179,13 +179,13 @@ def _check_revision(name: str, policy: PolicyTable, model: Name | None) -> None:
     if model is None:
         is_there = policy.make is None and Path(policy.model).exists()
         raise ConfigError(
-            f"{key}: only a model of the hub has revisions",
-            got=f"{policy.model_revision!r}, and model = {policy.model!r}" + ", a folder that is there" * is_there,
-            wanted="the id of a model on the hub, or no revision",
+            f"{key}: only a model from the hub has a revision",
+            got=f"{policy.model_revision!r}, and model = {policy.model!r}" + ", an existing folder" * is_there,
+            wanted="the hub id of a model, or no revision",
         )
     if model.revision != policy.model_revision:
         raise ConfigError(
-            f"{key}: another revision than the one beside the id",
+            f"{key}: not the revision that stands after the model id",
             got=f"{policy.model_revision!r}, and {str(model)!r}",
-            wanted="one of the two",
+            wanted="the revision in only one of the two places",
         )

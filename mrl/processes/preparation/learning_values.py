@@ -42,10 +42,10 @@ def check_learning(config: RunConfig, *, where: str) -> None:
     made = [name for name, policy in config.policies.items() if policy.make is not None]
     if made and not any(table.operation or table.dataset in GAMES for table in config.tasks.values()):
         raise ConfigError(
-            f"policies.{made[0]}.make: no task names its operation, and a made policy learns these before the run",
+            f"policies.{made[0]}.make: no task has an operation for the made policy to learn before the run",
             where=where,
             wanted='a task with an operation, such as operation = "reverse"',
-            cure="for prompts of your own give model = FOLDER; `mrl policies make quickstart` prints two small ones",
+            cure="for your own prompts set model = FOLDER; `mrl policies make quickstart` prints two small models",
         )
     check_episodes(config.sharing, config.tasks, where)
     check_votes(config, where)
@@ -54,16 +54,16 @@ def check_learning(config: RunConfig, *, where: str) -> None:
     if len(config.policies) == 1 and regime != "independent" and not replayed_kinds(config.sharing):
         (name,) = config.policies
         raise ConfigError(
-            f"sharing.regime: there is nobody to share with, {name} is the only policy",
+            f"sharing.regime: {name} is the only policy, so there is no peer to share with",
             where=where,
             got=regime,
-            wanted="two policies or more, the store of a run that ended, or the regime independent",
+            wanted="two or more policies, the records of a finished run, or the regime independent",
             cure="--sharing.regime independent, another [policies.NAME] table, or --sharing.replay.run FOLDER",
         )
     for name in config.learning:
         if config.policies[name].rollout.group_size == 1 and regime in ("independent", "prefix", "rlad"):
             raise ConfigError(
-                f"policies.{name}.rollout.group_size: one answer is always as good as its group, and trains nothing",
+                f"policies.{name}.rollout.group_size: a single answer always has advantage 0, so nothing is learned",
                 where=where,
                 got=1,
                 wanted=">= 2 answers for each prompt",
@@ -80,17 +80,17 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
     if note := greedy_note(config.evaluation.temperature, config.evaluation.samples):
         yield f"evaluation.{note}"
     if REPLAY in config.sharing and not replayed_kinds(config.sharing):
-        yield f"sharing.replay: {regime} reads no records of a run that ended, and none are taken up for it"
+        yield f"sharing.replay: the regime {regime} does not read records of a finished run, so none are loaded"
     is_voted = any(task.is_voted for task in config.tasks.values())
     if COLLECTIVE in config.sharing and not is_voted:
-        yield f'sharing.{COLLECTIVE}: no task has verifier = "{COLLECTIVE}", and nothing waits for votes'
+        yield f'sharing.{COLLECTIVE}: has no effect, because no task has verifier = "{COLLECTIVE}"'
     yield from _too_long_for_peers(config)
     sizes = {name: config.policies[name].rollout.group_size for name in config.learning}
     if is_voted and len(set(sizes.values())) > 1:
         told = ", ".join(f"{name} {size}" for name, size in sizes.items())
         yield (
-            f"policies.X.rollout.group_size differs ({told}), and answers are voted on: a small group agrees with"
-            " itself more often, and its vote counts for more"
+            f"policies.X.rollout.group_size differs ({told}), and answers are judged by vote: the answers of a small"
+            " group agree more often, so its vote counts for more"
         )
     for name in config.learning:
         policy = config.policies[name]
@@ -102,24 +102,24 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
             whose = f"{'adapters' if has_adapters else 'all weights'} of {parameters[name] / 1e9:.1f}B parameters"
         lr = policy.learner.lr
         if name in parameters and not usual / SANE_FACTOR <= lr <= usual * SANE_FACTOR:
-            size = "large, and may ruin the model within a few steps" if lr > usual else "small, and may teach nothing"
-            yield f"policies.{name}.learner.lr = {lr:g} is {size}: {usual:g} is usual for {whose}"
+            size = "high and may ruin the model within a few steps" if lr > usual else "low and may change nothing"
+            yield f"policies.{name}.learner.lr = {lr:g} is {size}; {usual:g} is usual for {whose}"
         if is_released and policy.rollout.max_new_tokens < SHORT_ANSWER_TOKENS:
             yield (
                 f"policies.{name}.rollout.max_new_tokens = {policy.rollout.max_new_tokens} is short for a released"
-                " model: answers that are cut off count as they stand, mostly as wrong"
+                " model: truncated answers are scored as they are, mostly as wrong"
             )
         if policy.learner.lora and policy.rollout.weights != "adapters" and policy.rollout.engine_dtype != "float32":
             yield (
-                f"policies.{name}.rollout.weights = {policy.rollout.weights!r} merges adapters into weights in"
-                f" {policy.rollout.engine_dtype}, where changes below half a unit of a weight are lost, most of the"
-                ' first steps among them: "adapters", for an embedded engine or an own server of vLLM, keeps them'
+                f"policies.{name}.rollout.weights = {policy.rollout.weights!r} merges the adapters into"
+                f" {policy.rollout.engine_dtype} weights, whose rounding loses small changes, among them most of the"
+                ' first steps; "adapters" keeps them (embedded engine, or a vLLM server that the run starts)'
             )
         if policy.learner.activation_offload and policy.device == "cpu":
-            yield f'policies.{name}.learner.activation_offload saves nothing on "cpu", and copies all the same'
+            yield f'policies.{name}.learner.activation_offload saves no memory on "cpu" and copies needlessly'
         if policy.rollout.group_size == 1:
             yield (
-                f"policies.{name}.rollout.group_size = 1: an own answer is compared with nothing but what {regime}"
+                f"policies.{name}.rollout.group_size = 1: the policy's own answer is compared only with what {regime}"
                 " takes from peers"
             )
 
@@ -127,9 +127,9 @@ def warnings(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
 def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
     """Yield warnings where a policy's group, or a teacher's scores of it, may be too long for one record."""
     token_bytes = shared_bytes(config.sharing)
-    what, cure = "peers get nothing of such a group", "or a smaller group_size"
+    what, cure = "peers do not receive such a group", "or use a smaller group_size"
     if token_bytes > SHARED_BYTES:
-        what, cure = "no score of such a group arrives", "a smaller group_size or top_units"
+        what, cure = "no scores of such a group arrive", "or use a smaller group_size or top_units"
     elif "rollout" not in regime_kind(config.sharing).replays:
         return
     for name in config.learning:
@@ -137,9 +137,9 @@ def _too_long_for_peers(config: RunConfig) -> Iterator[str]:
         most = MAX_MESSAGE_BYTES // (token_bytes * rollout.group_size)
         if rollout.max_new_tokens > most:
             yield (
-                f"policies.{name}.rollout: {rollout.group_size} answers of more than {most:,} tokens in the mean are"
-                f" longer than the {MAX_MESSAGE_BYTES // 2**20} MiB of a record, and {what}:"
-                f" max_new_tokens = {most}, {cure}"
+                f"policies.{name}.rollout: {rollout.group_size} answers of more than {most:,} tokens on average"
+                f" exceed the limit of {MAX_MESSAGE_BYTES // 2**20} MiB for a record, and {what}:"
+                f" set max_new_tokens = {most}, {cure}"
             )
 
 

@@ -163,7 +163,7 @@ class _Making:
         number = self.told.fileno()
         told = os.pread(number, LAST_LINE_BYTES, max(0, os.fstat(number).st_size - LAST_LINE_BYTES))
         whole = told.decode(errors="replace").rpartition("\n")[0].splitlines()
-        return whole[-1] if whole else f"{self.name} collects examples, {time.monotonic() - self.since_s:.0f} s"
+        return whole[-1] if whole else f"{self.name}: collecting examples, {time.monotonic() - self.since_s:.0f} s"
 
     def conclude(self) -> None:
         """Raises UserError (the maker exited with 2) or MRLError unless the policy was made."""

@@ -35,11 +35,11 @@ def size_notes(config: RunConfig) -> Iterator[str]:
     known = parameters(config)
     for name, policy in config.policies.items():
         if name not in known:
-            what = "its learning rate, length of answers, time limits and memory follow from it: check again then"
-            yield f"policies.{name}: the model is not there yet, and its name does not say how large it is; {what}"
+            what = "learning rate, answer length, time limits and memory depend on it, so check again after the fetch"
+            yield f"policies.{name}: the model is not here yet, and its name does not tell its size; {what}"
         elif policy.model and not Path(policy.model).exists():
             size = f"{known[name] / 1e9:g}B parameters"
-            yield f"policies.{name}: the model is not there yet; until then its name is believed, which says {size}"
+            yield f"policies.{name}: the model is not here yet; assuming {size}, as its name says"
 
 
 def _parameters(policy: PolicyTable) -> int:

@@ -54,7 +54,7 @@ def check_model_folder(
     from mrl.alignment.tokenizer_folder import saving_command
 
     where = f"{key} = {str(folder)!r}"
-    save = f"model.save_pretrained({str(folder)!r}), and the same of its tokenizer, in transformers"
+    save = f"in transformers, model.save_pretrained({str(folder)!r}) and the same for its tokenizer"
     anew = anew or (download(source, folder) if source else save)
     if not folder.is_dir():
         raise ModelFolderError(
@@ -87,7 +87,7 @@ def read_described(folder: Path, where: str) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"config.json cannot be read ({error})", where=where) from None
     if not isinstance(described, dict) or "model_type" not in described:
-        raise ModelFolderError("config.json names no model_type", where=where, wanted="a Hugging Face model folder")
+        raise ModelFolderError("config.json has no model_type", where=where, wanted="a Hugging Face model folder")
     return described
 
 
@@ -120,8 +120,8 @@ def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
             raise ModelFolderError(what, where=where, got=f"{type(error).__name__}: {error}", cure=anew) from None
         missing = [file.name for file in files if not file.is_file()]
         if missing:
-            what = f"{len(missing)} of {len(files)} files of weights are missing"
-            raise ModelFolderError(what, where=where, got=f"no {missing[0]}", wanted=f"all of {INDEX}", cure=anew)
+            what = f"{len(missing)} of {len(files)} weight files are missing"
+            raise ModelFolderError(what, where=where, got=f"no {missing[0]}", wanted=f"all files of {INDEX}", cure=anew)
         return files
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
@@ -130,7 +130,11 @@ def weight_files(folder: Path, where: str, anew: str) -> list[Path]:
     if others and not others[0].endswith(".safetensors"):
         cure = "save the model as safetensors (transformers: model.save_pretrained)"
     raise ModelFolderError(
-        "no weights", where=where, got=", ".join(others[:4]), wanted=f"{WEIGHTS}, or {INDEX} and its files", cure=cure
+        "no weights found",
+        where=where,
+        got=", ".join(others[:4]),
+        wanted=f"{WEIGHTS}, or {INDEX} and its files",
+        cure=cure,
     )
 
 
@@ -143,10 +147,10 @@ def check_below_adapters(folder: Path, *, key: str) -> None:
     for file in weight_files(folder, key, "") if text_part(described) is described else ():
         if name := finer_than_bfloat16(file):
             raise ModelFolderError(
-                f"{key}.parameter_dtype: weights below adapters are never rounded",
+                f"{key}.parameter_dtype: bfloat16 would round the weights under the adapters",
                 where=str(file),
-                got=f"{name} in a finer format than bfloat16",
-                wanted="a folder whose weights are in bfloat16",
+                got=f"{name} in a format with more precision than bfloat16",
+                wanted="a model folder with bfloat16 weights",
                 cure=f'{key}.parameter_dtype = "float32"',
             )
 
@@ -158,10 +162,10 @@ def _check_pointers(folder: Path, where: str, anew: str) -> None:
         with file.open("rb") as stream:
             if stream.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise ModelFolderError(
-                    f"{file.name} is a pointer of Git LFS, not the file",
+                    f"{file.name} is a Git LFS pointer, not the file itself",
                     where=where,
                     got=f"{file.stat().st_size} bytes",
-                    wanted="the file that it points to",
+                    wanted="the content of the file",
                     cure=f"git -C {folder} lfs pull, or {anew}",
                 )
 
@@ -171,10 +175,10 @@ def _check_whole(file: Path, where: str, anew: str) -> None:
         header = read_header(file)
     except (OSError, ValueError, struct.error) as error:
         reason = " ".join(str(error).split())
-        raise ModelFolderError(f"{file.name} is no safetensors file", where=where, got=reason, cure=anew) from None
+        raise ModelFolderError(f"{file.name} is not a safetensors file", where=where, got=reason, cure=anew) from None
     if file.stat().st_size != header.file_bytes:
         found = file.stat().st_size
-        what = f"{file.name} is " + ("cut off" if found < header.file_bytes else "longer than its header says")
+        what = f"{file.name} is " + ("truncated" if found < header.file_bytes else "longer than its header says")
         got, wanted = f"{found:,} bytes", f"{header.file_bytes:,} bytes, as its header says"
         raise ModelFolderError(what, where=where, got=got, wanted=wanted, cure=anew)
 
@@ -186,17 +190,17 @@ def _check_architecture(described: Mapping[str, Any], where: str) -> None:
     if not _is_known(kind):
         if auto_map:
             raise ModelFolderError(
-                "the model brings its own code, which mrl never runs",
+                "the model needs custom code, which mrl never runs",
                 where=where,
                 got=f"model_type {kind!r} with auto_map in config.json",
-                wanted="an architecture that transformers itself has",
-                cure="choose another model, or a version of transformers that has this one",
+                wanted="an architecture that is part of transformers",
+                cure="choose another model, or install a version of transformers that has this architecture",
             )
         raise ModelFolderError(
             "transformers does not know this architecture",
             where=where,
             got=f"model_type {kind!r}",
-            wanted="one that it has",
+            wanted="an architecture of the installed transformers",
             cure="check config.json, or install a newer transformers",
         )
     if architectures and any(name.endswith(WRITES_TEXT) for name in architectures) and kind not in ENCODERS:
@@ -204,7 +208,7 @@ def _check_architecture(described: Mapping[str, Any], where: str) -> None:
         return
     if kind in ENCODERS or architectures:
         raise ModelFolderError(
-            "the model writes no text from left to right, so it cannot be a policy",
+            "the model is not a causal language model, so it cannot be a policy",
             where=where,
             got=", ".join(architectures) or f"model_type {kind!r}",
             wanted="a causal language model (...ForCausalLM in config.json)",
@@ -223,11 +227,11 @@ def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
 
     if not has_causal_model(kind):
         raise ModelFolderError(
-            "transformers has no model of text alone for this one, which mrl trains",
+            "mrl trains text-only models, and transformers has none for this architecture",
             where=where,
             got=f"{architectures[0]} (model_type {kind!r})",
             wanted="a ...ForCausalLM in config.json",
-            cure="choose a release of the language model alone, or another model",
+            cure="choose a text-only release of this model, or another model",
         )
 
 
@@ -238,11 +242,11 @@ def _check_quantized(described: Mapping[str, Any], where: str) -> None:
             if settings := part.get(key):
                 method = settings.get("quant_method") if isinstance(settings, dict) else None
                 raise ModelFolderError(
-                    "the weights are quantized, and a learner trains numbers of 16 or 32 bits",
+                    "the weights are quantized, and a learner trains only weights of 16 or 32 bits",
                     where=where,
                     got=f"{key} in config.json" + f": {method}" * bool(method),
                     wanted="a release of the model in bfloat16, float16 or float32",
-                    cure="choose that one, or save the model dequantized",
+                    cure="choose such a release, or save a dequantized copy of the model",
                 )
 
 
@@ -252,21 +256,21 @@ def _check_rows(described: Mapping[str, Any], where: str) -> None:
     others = sorted(map(str, set(layers) - ATTENTION)) if isinstance(layers, list) else []
     why, teacher = "", "with frozen = true"
     if kind in IN_CHUNKS:
-        why = "attention in chunks"
+        why = "chunked attention"
     elif kind in SINKS:
-        why = "attention with sinks"
+        why = "attention sinks"
     elif others or (kind in STATEFUL and not isinstance(layers, list)):
-        why = "layers of other kinds than attention over all tokens or in a window"
+        why = "layers that are neither full nor sliding-window attention"
         if kind in STATEFUL:
-            why = "layers that carry a state from token to token, which rows of one pass would hand on to each other"
+            why = "recurrent layers, whose state would leak between the rows that are packed into one pass"
         teacher += " and a server as its engine"
     if why:
         raise ModelFolderError(
             f"a learner cannot train this model: it has {why}",
             where=where,
             got=f"model_type {kind!r}" + f" with layers of {', '.join(others)}" * bool(others),
-            wanted="causal attention in every layer, over all tokens or in a sliding window",
-            cure=f"choose a model of another family; {teacher} it can be a teacher",
+            wanted="full or sliding-window causal attention in every layer",
+            cure=f"choose a model of another family, or use this one only as a teacher, {teacher}",
         )
 
 

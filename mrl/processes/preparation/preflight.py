@@ -205,9 +205,9 @@ def check_context(config: RunConfig, name: str, *, where: str) -> None:
     fitting = equal_parts(heads, cached)
     if ranks not in fitting:
         raise ConfigError(
-            f"policies.{name}.learner.context_parallel: ranks that share a pass share out its attention heads",
+            f"policies.{name}.learner.context_parallel: the attention heads cannot be divided between so many ranks",
             where=where,
-            got=f"{ranks} for {heads} heads, {cached} of keys and values",
+            got=f"{ranks} ranks for {heads} attention heads and {cached} key-value heads",
             wanted=f"one of {', '.join(map(str, fitting))}",
         )
 
@@ -225,7 +225,7 @@ def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]
     if importlib.util.find_spec("peft") is None:
         for name in learners:
             where = f"policies.{name}.learner.lora"
-            on_missing(MissingError("the package peft is not there", where=where, cure="pip install 'mrl[lora]'"))
+            on_missing(MissingError("the package peft is not installed", where=where, cure="pip install 'mrl[lora]'"))
 
 
 def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
@@ -284,16 +284,16 @@ def check_tasks(
                 (on_unfetched if on_unfetched and task in to_fetch else on_missing)(missing)
     if on_trial is None:
         return prompts, num_held_out
-    with told_wait("agents, which are tried until they ask something"):
+    with told_wait("the trial of the agents, which lasts until their first requests"):
         check_agents(config, on_missing)
     for task, table in config.tasks.items():
         if table.own_verifier:
             most_s = WALL_FACTOR * table.verifier_timeout_s
-            told = f"tasks.{task}: {table.verifier} is tried on a few answers, each of which may take {most_s:g} s"
+            told = f"the trial of tasks.{task}: {table.verifier} on a few answers, up to {most_s:g} s each"
             with suppress(MissingError), told_wait(told):  # `on_missing` has been told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
         if table.source == "environment":
-            told = f"tasks.{task}: {table.dataset} is tried for a turn, which may take {table.episode_s:g} s"
+            told = f"the trial of tasks.{task}: {table.dataset} for one turn, up to {table.episode_s:g} s"
             with suppress(MissingError), told_wait(told):
                 _check_says_again(config, task, try_environment(task, table, seed=config.pool.seed))
     return prompts, num_held_out
@@ -308,11 +308,13 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
         name = config.tasks[task].dataset
         is_server = name.startswith(URLS)
         raise TaskError(
-            f"sharing.regime: {config.sharing.get('regime')} plays a peer's turns again, and only an environment that"
-            " says the same to them has them twice",
+            f"sharing.regime: {config.sharing.get('regime')} replays the turns of peers, which needs a deterministic"
+            " environment",
             where=f"tasks.{task}.dataset",
             got=f"{name}{'' if is_server else ', with deterministic = False'}",
-            wanted="?deterministic=yes behind the URL" if is_server else "one that draws all it says from its seed",
+            wanted="?deterministic=yes after the URL"
+            if is_server
+            else "an environment whose replies follow from its seed",
             cure="--sharing.regime sgt",
         )
 
@@ -351,9 +353,9 @@ def check_teacher(config: RunConfig, *, where: str) -> None:
             has_teacher = parameters.teachers_of(name, list(config.policies))
             if has_teacher and config.policies[name].learner.logprob_kernel == "liger":
                 raise ConfigError(
-                    f"policies.{name}.learner.logprob_kernel: the kernel knows no units beside the tokens",
+                    f"policies.{name}.learner.logprob_kernel: this kernel does not support sharing.copd.top_units",
                     where=where,
-                    got=f"liger, with sharing.copd.top_units = {parameters.top_units}",
+                    got=f"liger, with top_units = {parameters.top_units}",
                     cure='logprob_kernel = "chunked", or top_units = 0',
                 )
 
@@ -362,11 +364,11 @@ def check_frozen(config: RunConfig, *, where: str) -> None:
     """Raises ConfigError for a frozen policy that is never asked for a score under the sharing regime."""
     for name in unasked(config, where=where):
         raise ConfigError(
-            f"policies.{name}.frozen: the sharing regime has no use for it",
+            f"policies.{name}.frozen: the sharing regime does not use this frozen policy",
             where=where,
             got=f"regime {config.sharing.get('regime')!r}",
-            wanted="a regime that asks it for scores, such as rlad",
-            cure=f"drop policies.{name}.frozen, or the policy; `mrl compare` leaves it out by itself",
+            wanted="a regime that asks frozen policies for scores, such as rlad",
+            cure=f"remove policies.{name}.frozen or the policy; `mrl compare` leaves it out by itself",
         )
 
 
@@ -378,11 +380,11 @@ def check_scorers(config: RunConfig, *, where: str) -> None:
         rollout = config.policies[name].rollout
         if rollout.engine != "embedded" and rollout.temperature != 1.0:
             raise ConfigError(
-                f"policies.{name}.rollout.temperature: {rollout.engine} scores given texts at temperature 1 alone",
+                f"policies.{name}.rollout.temperature: {rollout.engine} computes scores only at temperature 1",
                 where=where,
                 got=f"{rollout.temperature}, and peers ask {name} for scores",
                 wanted="1.0",
-                cure=f'or policies.{name}.rollout.engine = "embedded", which scores at any temperature',
+                cure=f'set it to 1.0, or set policies.{name}.rollout.engine = "embedded" (any temperature)',
             )
 
 

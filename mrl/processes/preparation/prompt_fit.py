@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mrl.models.turn_spelling import TurnSpelling
     from mrl.tasks.environments.contract import EnvironmentTurn
 
-BY_FAMILY = "policies.X.prompt.family, where the package renderers knows the model's (pip install 'mrl[renderers]')"
+BY_FAMILY = "set policies.X.prompt.family, if the package renderers has the model's (pip install 'mrl[renderers]')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def check_prompts(config: RunConfig, name: str, prompts: Sequence[Prompt], on_no
         _check_options(name, policy, template)
         if template.prints_day and policy.prompt.today:
             on_note(
-                f"policies.{name}.prompt.today = {policy.prompt.today}: the chat template prints it in every prompt"
+                f"policies.{name}.prompt.today = {policy.prompt.today}: the chat template puts this date in each prompt"
             )
         for prompt in _one_of_each(prompts):
             try:
@@ -86,7 +86,7 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
     history = f"policies.{name}.prompt.history"
     is_history_given = "history" in policy.prompt.model_fields_set
     if not states and is_history_given:
-        on_note(f"{history}: no task has episodes, so it changes nothing")
+        on_note(f"{history}: has no effect, because no task has episodes")
     if not states and not policy.prompt.family:
         return
     from mrl.alignment.receiver import load_receiver
@@ -111,7 +111,7 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
             spelling.check(has_tools=True)
             if own_syntax(spelling) is NONE:
                 raise spelling.refused(
-                    f"shows no tool calls that can be read, and tasks.{task} has tools",
+                    f"has no tool-call format that mrl can parse, but tasks.{task} has tools",
                     cure="" if family else BY_FAMILY,
                 )
             if spelling.template:
@@ -138,14 +138,14 @@ def _tell_history(
     """Tell what the policy sees of the reasoning of its earlier turns, where that is not all or the key was given."""
     if not spelling.template:
         if is_given:
-            on_note(f"{key}: the model has no chat template, so it changes nothing")
+            on_note(f"{key}: has no effect, because the model has no chat template")
     elif not spelling.drops_reasoning:
         if is_given:
-            on_note(f"{key}: the chat template keeps the reasoning of earlier turns, so it changes nothing")
+            on_note(f"{key}: has no effect, because the chat template keeps the reasoning of earlier turns")
     elif policy.prompt.history == "template":
         on_note(
-            f"{key} = 'template': the chat template drops the reasoning of earlier turns, so an episode has several "
-            "rows; 'sampled' keeps all in one"
+            f"{key} = 'template': the chat template drops the reasoning of earlier turns, so an episode becomes "
+            "several rows; 'sampled' keeps it in one"
         )
 
 
@@ -156,14 +156,14 @@ def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served
     from mrl.processes.episode_wiring import own_syntax
 
     assert isinstance(spelling, FamilySpelling), "it names a family"
-    uses = [f"goes on behind messages of role {role}" for role in sorted(spelling.bridged)]
-    uses += ["reads tool calls"] * (own_syntax(spelling).name == spelling.family)
+    uses = [f"continues after messages of role {role}" for role in sorted(spelling.bridged)]
+    uses += ["parses tool calls"] * (own_syntax(spelling).name == spelling.family)
     if not uses:
-        return f"{key}: the chat template tells all that is used, so it changes nothing"
+        return f"{key}: has no effect, because the chat template alone provides all that is used"
     if not is_played and not is_served:
-        return f"{key}: no task has episodes, and the gateway serves nobody, so it changes nothing"
-    where = "" if is_played else ", of requests at the gateway alone: no task has episodes"
-    return f"{key}: renderers {TRIED} {' and '.join(uses)}{where}; the rest is by the chat template"
+        return f"{key}: has no effect, because no task has episodes and the gateway serves nobody"
+    where = "" if is_played else ", only for gateway requests (no task has episodes)"
+    return f"{key}: renderers {TRIED} {' and '.join(uses)}{where}; the chat template does the rest"
 
 
 def _check_plain(
@@ -174,7 +174,7 @@ def _check_plain(
     if sign := chat_sign(folder, policy.source.partition("@")[0]):
         get = "choose a revision that has one" if named(policy) else download(policy.source, folder, FILE, CONFIG)
         raise ModelFolderError(
-            "the model was trained to chat, and its folder has no chat template",
+            "the model is a chat model, but its folder has no chat template",
             where=where,
             got=sign,
             wanted=f"{FILE}, or chat_template in {CONFIG}",
@@ -182,14 +182,14 @@ def _check_plain(
         )
     for prompt in prompts:
         plain_text(prompt.content, where=f"{where}, tasks.{prompt.task}")
-    on_note(f"{where}: no chat template; every prompt is asked as plain text with a line break behind it")
+    on_note(f"{where}: no chat template; every prompt is sent as plain text followed by a line break")
 
 
 def _without_template(name: str, policy: PolicyTable, folder: Path) -> ModelFolderError:
     given = policy.prompt.model_dump(exclude_defaults=True)
     keys = [key for key in ("system", "few_shot", "template_options") if key in given]
     return ModelFolderError(
-        f"policies.{name}.prompt.{keys[0]}: the model has no chat template to put it into",
+        f"policies.{name}.prompt.{keys[0]}: needs a chat template, and the model has none",
         where=str(folder),
         wanted=f"{FILE}, or chat_template in {CONFIG}",
         cure=f"policies.{name}.prompt.chat_template = FILE, or leave {' and '.join(keys)} out",
@@ -199,11 +199,11 @@ def _without_template(name: str, policy: PolicyTable, folder: Path) -> ModelFold
 def _check_options(name: str, policy: PolicyTable, template: ChatTemplate) -> None:
     for option in template.unread_options():
         raise ModelFolderError(
-            f"policies.{name}.prompt.template_options.{option}: the chat template does not read it",
+            f"policies.{name}.prompt.template_options.{option}: the chat template does not use this option",
             where=_template_of(name, policy),
             got=f"{option} = {policy.prompt.template_options[option]!r}",
             wanted="a variable of the template",
-            cure="leave it out, or look in the template what its options are called",
+            cure="leave it out, or look up the names of its options in the template",
         )
 
 
@@ -219,8 +219,8 @@ def _check_messages(name: str, policy: PolicyTable, prompt: Prompt, rendered: st
                 f"policies.{name}.prompt.{key}: the chat template leaves out the {given[content]}, or part of it",
                 where=_template_of(name, policy),
                 got=f"{content[:60]} (a prompt of {prompt.task})",
-                wanted="a template that renders every message whole",
-                cure=f"leave it out, or give a policies.{name}.prompt.chat_template that does",
+                wanted="a template that renders every message in full",
+                cure=f"leave it out, or set policies.{name}.prompt.chat_template to such a template",
             )
 
 
@@ -237,15 +237,15 @@ def _check_bos(
     doubled = next((text for text in rendered if text.startswith(2 * bos)), "")
     if found is None and not doubled:
         return
-    brought = f"{bos} from the beginning of the prompts{f' of {found.task}' if found else ''}"
+    prompts_of = f"the prompts{f' of {found.task}' if found else ''}"
     is_systems = policy.prompt.system.startswith(bos)
-    cure = f"take {f'it off policies.{name}.prompt.system' if is_systems else brought}"
+    cure = f"remove {bos} from the beginning of {f'policies.{name}.prompt.system' if is_systems else prompts_of}"
     raise ModelFolderError(
-        f"policies.{name}: a prompt would open with two BOS",
+        f"policies.{name}: a prompt would begin with two BOS tokens",
         where=_template_of(name, policy) if template else str(folder),
         got=doubled[:60] if found is None else _shown(found)[:60],
-        wanted=f"one {bos}, which the {'template' if template else 'tokenizer'} puts there",
-        cure="take one of them out of the template" if found is None else cure,
+        wanted=f"one {bos}, which the {'template' if template else 'tokenizer'} adds",
+        cure="remove one of them from the template" if found is None else cure,
     )
 
 
@@ -305,15 +305,15 @@ def _check_lengths(
     longest = max(too_long, key=lambda place: too_long[place])
     size, task = too_long[longest], prompts[longest].task
     alone = sum(size >= limit.tokens for size in too_long.values())
-    what = "prompts are longer than that by themselves" if alone else "prompts leave no room for their answers"
+    what = "prompts exceed this limit by themselves" if alone else "prompts leave too little room for their answers"
     told = f"{alone or len(too_long)} of {len(prompts)} {what}"
-    shorter = f"rollout.max_new_tokens = {limit.tokens - size}" if limit.tokens > size else "shorter prompts"
-    cure = f"{shorter}, or a tasks.{task}.max_prompt_chars that leaves the longest out"
+    shorter = f"rollout.max_new_tokens = {limit.tokens - size}" if limit.tokens > size else "use shorter prompts"
+    cure = f"{shorter}, or set tasks.{task}.max_prompt_chars so that the longest prompts are left out"
     raise ConfigError(
         f"{limit.key}: {told}",
         where=f"policies.{name}",
-        got=f"{size} tokens of a prompt of {task} and max_new_tokens = {answer}",
-        wanted=f"at most {limit.tokens} together" + ", all that the model can read" * limit.is_models,
+        got=f"a prompt of {task} with {size} tokens and max_new_tokens = {answer}",
+        wanted=f"at most {limit.tokens} together" + ", the context length of the model" * limit.is_models,
         cure=cure if limit.is_models else f"{limit.key} = {size + answer}, or {cure}",
     )
 

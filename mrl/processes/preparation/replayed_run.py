@@ -34,31 +34,31 @@ def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callab
     known = {prompt_id for one in chosen if one.kind in kinds for prompt_id in one.prompt_ids}
     if not known:
         raise ConfigError(
-            f"sharing.replay.run: its policies shared nothing that {config.sharing['regime']} reads",
+            f"sharing.replay.run: that run has no records that the regime {config.sharing['regime']} reads",
             where=where,
             got=", ".join(sorted({one.kind for one in chosen})) or "no record",
             wanted=f"records of kind {' or '.join(kinds)}",
-            cure=f"it shared by {regime}, and can be replayed under the same regime",
+            cure=f"--sharing.regime {regime}, as in that run",
         )
     if not prompt_ids:
         return
     common = known & set(prompt_ids)
     if not common:
         raise ConfigError(
-            "sharing.replay.run: none of its prompts is in the pool of this run",
+            "sharing.replay.run: no prompt of that run is in the pool of this run",
             where=where,
             got=table.run,
-            wanted="a run with the same [tasks] and [pool]: a prompt is found by the hash of its text",
+            wanted="a run with the same [tasks] and [pool]: prompts are matched by the hash of their text",
         )
     if len(common) < FEW_SHARE * len(prompt_ids):
         on_note(
-            f"sharing.replay.run: it has records on {len(common)} of {len(prompt_ids)} prompts,"
-            " so it will seldom be of use; its [tasks] or [pool] are others"
+            f"sharing.replay.run: that run has records of only {len(common)} of {len(prompt_ids)} prompts,"
+            " so it will rarely help; its [tasks] or [pool] differ"
         )
     for task, table in dump_config(config)["tasks"].items():
         before = tasks.get(task, {})
         if any(before[key] != table[key] for key in before.keys() & table.keys()):
-            on_note(f"sharing.replay.run: [tasks.{task}] is not what it was there; what it verified is taken as it is")
+            on_note(f"sharing.replay.run: [tasks.{task}] differs in that run; its rewards are used unchanged")
 
 
 def with_replay(config: RunConfig) -> RunConfig:
@@ -83,17 +83,17 @@ def _ended_run(config: RunConfig, folder: RunFolder, *, where: str) -> tuple[dic
     is_own = folder.path.resolve() == run_folder_of(config).path
     if is_own or supervisor_of(folder.path) is not None:
         raise ConfigError(
-            f"sharing.replay.run: {'this run itself' if is_own else 'it goes on'}",
+            f"sharing.replay.run: {'this is the run itself' if is_own else 'that run is still running'}",
             where=where,
             got=str(folder.path),
-            wanted="the folder of another run, which has ended",
+            wanted="the folder of another run that has ended",
         )
     try:
         told = json.loads(folder.config_json.read_text(encoding="utf-8"))
         return {task: dict(table) for task, table in told["tasks"].items()}, str(told["sharing"]["regime"])
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise RunFolderError(
-            "sharing.replay.run: not a run folder (no config.json that can be read)",
+            "sharing.replay.run: not a run folder (no readable config.json)",
             where=str(folder.path),
             cure="give the folder of a run, runs/<name>",
         ) from None
@@ -112,10 +112,10 @@ def _of_policies(shared: Collection[Shared], table: ReplayTable, *, where: str) 
         if name not in there:
             near = nearest(name, there)
             raise ConfigError(
-                "sharing.replay.policies: it has no record there",
+                "sharing.replay.policies: this policy has no records in that run",
                 where=where,
                 got=name,
-                wanted="some of " + ", ".join(there),
+                wanted="one or more of " + ", ".join(there),
                 cure=f"did you mean {near!r}?" if near else "",
             )
     return [one for one in shared if one.source in names]

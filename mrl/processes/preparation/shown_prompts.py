@@ -21,21 +21,21 @@ def shown_prompts(config: RunConfig, asked: dict[str, Sequence[Prompt]], count: 
 
     for name, policy in config.policies.items():
         if name not in asked:
-            yield f"prompts of {name}: its model is not there yet"
+            yield f"prompts of {name}: the model is not here yet"
             continue
         encoder = PromptEncoder(Path(policy.model), policy.prompt)
         for number, prompt in enumerate(asked[name][:count], start=1):
             title = f"prompt {number} of {name}, of tasks.{prompt.task}"
             if config.tasks[prompt.task].source == "agent":
-                yield f"{title}: what its agent asks first, of {prompt.content}"
+                yield f"{title}: the first request of its agent, for {prompt.content}"
             elif config.tasks[prompt.task].is_played:
                 yield from _opening(title, config, name, prompt)
             else:
                 yield from _prompt(title, encoder, prompt)
         if policy.prompt.assistant_prefill:
-            yield f"its end, {policy.prompt.assistant_prefill!r}, is what every answer begins with"
+            yield f"every answer begins with the end of its prompt, {policy.prompt.assistant_prefill!r}"
         if policy.prompt.stop:
-            yield f"answers end at {', '.join(map(repr, policy.prompt.stop))}, or with the EOS"
+            yield f"answers end at {', '.join(map(repr, policy.prompt.stop))} or the EOS token"
 
 
 def _prompt(title: str, encoder: "PromptEncoder", prompt: Prompt) -> Iterator[str]:

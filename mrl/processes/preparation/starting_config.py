@@ -85,8 +85,8 @@ def starting_text(
     for key in sorted((path for path, value in values.items() if value is not None), key=_place):
         groups.setdefault(key[:-1], []).append(key)
     lines = [
-        f"# `mrl check {path}` says what is missing, what runs where, and what it takes; `mrl train {path}` trains.",
-        "# Every key: docs/reference/configuration.md. Command line: --run.steps 50 lies over what stands here.",
+        f"# `mrl check {path}` shows what is missing, what runs where, and what it needs; `mrl train {path}` trains.",
+        "# Every key: docs/reference/configuration.md. Options such as --run.steps 50 override this file.",
     ]
     for table, keys in groups.items():
         lines += ["", f"[{'.'.join(map(_bare, table))}]"]

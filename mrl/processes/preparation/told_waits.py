@@ -16,7 +16,7 @@ def told_wait(what: str) -> Iterator[None]:
 
     def tell() -> None:
         while not is_over.wait(TELL_EVERY_S):
-            print(f"waited {time.monotonic() - begin_s:.0f} s for {what}", file=sys.stderr, flush=True)
+            print(f"waiting for {what} ({time.monotonic() - begin_s:.0f} s so far)", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=tell, name="told-wait", daemon=True)
     thread.start()

@@ -12,7 +12,7 @@ from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
 from mrl.metrics.trackers.tracker import Tracker
 from mrl.processes.trackers import labelled
 
-WORDS = {str: "a text in quotes", bool: "true or false", list: "a list of texts"}
+WORDS = {str: "a quoted string", bool: "true or false", list: "a list of strings"}
 _KEY = re.compile(r"key|token|secret|passw", re.IGNORECASE)
 
 
@@ -32,11 +32,11 @@ def check_tracker(table: TrackerTable, on_missing: Callable[[MissingError], None
         _check_option(kind, table.kind, option, value, where=f"{where}: {key}.options")
     spec = importlib.util.find_spec(kind.package)
     if spec is None or spec.origin is None:  # no origin: a mere folder of this name, such as wandb makes
-        what = f"the package {kind.package} is not there"
+        what = f"the package {kind.package} is not installed"
         package = f"'mrl[{table.kind}]'" if table.kind in TRACKERS else kind.package
         on_missing(MissingError(what, where=f"{key}.kind", cure=f"pip install {package}"))
     elif login := kind.missing_login(os.environ, table.options):
-        on_missing(MissingError(f"nobody is logged in to {table.kind}", where=f"{key}.kind", cure=login))
+        on_missing(MissingError(f"not logged in to {table.kind}", where=f"{key}.kind", cure=login))
 
 
 def _check_option(kind: type[Tracker], name: str, option: str, value: object, *, where: str) -> None:
@@ -45,9 +45,9 @@ def _check_option(kind: type[Tracker], name: str, option: str, value: object, *,
         near = nearest(option, options)
         cure = f"did you mean {near}?" if near else ""
         if _KEY.search(option):
-            cure = "leave it out: keys belong into the environment, or where the tracker's own login keeps them"
+            cure = "leave it out: give keys through the environment or the tracker's own login"
         raise ConfigError(
-            f"{key}: {name} has no such option here",
+            f"{key}: {name} has no such option in mrl",
             where=where,
             got=option,
             wanted="one of " + ", ".join(options) if options else "no options",
@@ -56,4 +56,4 @@ def _check_option(kind: type[Tracker], name: str, option: str, value: object, *,
     if not isinstance(value, options[option]) or (
         isinstance(value, list) and not all(isinstance(v, str) for v in value)
     ):
-        raise ConfigError(f"{key}.{option}: not valid", where=where, got=value, wanted=WORDS[options[option]])
+        raise ConfigError(f"{key}.{option}: invalid value", where=where, got=value, wanted=WORDS[options[option]])

@@ -143,10 +143,10 @@ def planned_tuning(arguments: argparse.Namespace) -> Tuning:
             others = (str(one) for one in itertools.count(1001) if one not in final)
             free = ",".join(itertools.islice(others, max(2, len(seeds))))
             raise ConfigError(
-                "a seed of the final runs cannot tune them",
+                "a seed of the final runs cannot be a tuning seed",
                 where="--tune-seeds",
                 got=seed,
-                wanted="seeds that --seeds does not have",
+                wanted="seeds that are not in --seeds",
                 cure=f"--tune-seeds {free}",
             )
     config = base_config(arguments)
@@ -155,7 +155,7 @@ def planned_tuning(arguments: argparse.Namespace) -> Tuning:
     for key in given_keys(arguments):
         if key in tuned:
             raise ConfigError(
-                "is tuned, so that it would count for configuration 0 alone",
+                "this key is tuned, so a given value would apply to configuration 0 only",
                 where=WHERE,
                 got=key,
                 cure="leave it out, or compare without --tune",
@@ -183,7 +183,7 @@ def tune(
         if left and arguments.only_table:
             return tuning
         if left:
-            on_rung(f"tuning: once more, what did not come to its end: {len(left)}")
+            on_rung(f"tuning: runs that did not finish are tried again: {len(left)}")
             train(left)
         scores: dict[str, dict[int, Score]] = {row: {} for row in tuning.tried}
         for (row, place), found in runs.items():
@@ -191,11 +191,11 @@ def tune(
         failed = [one for found in runs.values() for one in found if not one.state().is_done]
         if any(all(score.accuracy is None for score in found.values()) for found in scores.values()):
             raise RoleFailed(
-                f"tuning did not come to its end, runs to go: {len(failed)}, the first is {failed[0].folder}"
+                f"tuning is incomplete: {len(failed)} runs did not finish, the first is {failed[0].folder}"
             )
         for one in failed:
             replace_file(_mark(one), config_toml(one.config).encode())
-            on_rung(f"tuning: {one.folder} counts as failed; delete {_mark(one)} to have it tried again")
+            on_rung(f"tuning: {one.folder} counts as failed; delete {_mark(one)} to try it again")
         tuning = Tuning(tuning.seeds, tuning.steps, tuning.tried, (*tuning.rungs, Rung(steps, scores)))
         text = json.dumps(as_json(tuning), indent=1, allow_nan=False)
         replace_file(folder_of(arguments) / "tuning.json", f"{text}\n".encode())
@@ -251,12 +251,14 @@ def scored(runs: Sequence[PlannedRun]) -> Score:
 def candidates(config: RunConfig, row: str, number: int) -> list[Candidate]:
     """Return `number` configurations of a row. Raises ConfigError for parameters of which none is marked `Tuned`."""
     if row in REPORTED:
-        raise ConfigError("has its settings fixed", where=f"--tune: {row}", cure=f"tune {REPORTED[row][0]}")
+        raise ConfigError(
+            "the settings of this row are fixed", where=f"--tune: {row}", cure=f"tune {REPORTED[row][0]} instead"
+        )
     parameters = regime_kind({"regime": row}, where="--tune").parameters
     own, most = tuned_fields(parameters), len(BASES) - 2
     if (parameters.model_fields and not own) or len(own) > most:
         raise ConfigError(
-            "does not say which of its parameters to tune",
+            "wrong number of parameters marked for tuning",
             where=f"--tune: {row}",
             got=len(own),
             wanted=f"1 to {most}",

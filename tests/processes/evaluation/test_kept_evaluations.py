@@ -96,8 +96,11 @@ def test_several_policies_are_matched_by_their_names_and_their_union_is_compared
     [
         ({"tasks": {"add": {"source": "words", "dataset": "sub"}}}, "different tasks; got 'add'"),
         ({"prompt_ids": ["p0", "p1", "p2", "q"]}, "different prompts; got '4 and 4, 3 of them in both'"),
-        ({"success_reward": 0.5}, "other answers right .*'1 and 0.5'"),
-        ({"policies": {"b": policy(0, 0, 0, 0), "c": policy(0, 0, 0, 0)}}, "no policy is in both; got 'a@8; and b, c'"),
+        ({"success_reward": 0.5}, "different values of run.success_reward.*'1 and 0.5'"),
+        (
+            {"policies": {"b": policy(0, 0, 0, 0), "c": policy(0, 0, 0, 0)}},
+            "the files have no policy in common; got 'a@8; and b, c'",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(kept, changes, shown):

@@ -36,7 +36,7 @@ def test_a_host_without_room_is_told_what_it_lacks(run, monkeypatch):
     monkeypatch.setattr(kept_serving, "free_memory_bytes", lambda: 1000)
     monkeypatch.setattr(kept_serving, "write_folder", lambda *_: pytest.fail("written"))
     code, reason = ending(run, 4)
-    assert (code, reason.startswith("the weights and what comes with them take ")) == (1, True)
+    assert (code, reason.startswith("not enough memory to serve this version: it needs ")) == (1, True)
     assert reason.endswith("0 MiB are free on this host")
 
 

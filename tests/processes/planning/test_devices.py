@@ -69,8 +69,11 @@ def test_of_a_gpu_in_parts_its_parts_are_offered() -> None:
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("echo 'Driver/library version mismatch' >&2; exit 18", "ends with 18: Driver/library version mismatch"),
-        ("echo 'No devices found.'", "lists none"),
+        (
+            "echo 'Driver/library version mismatch' >&2; exit 18",
+            "failed with exit code 18: Driver/library version mismatch",
+        ),
+        ("echo 'No devices found.'", "lists no GPU"),
     ],
 )
 def test_a_driver_that_lists_none_is_told_of_and_cuda_counts_from_zero(

@@ -55,10 +55,10 @@ def test_hosts_are_names_with_or_without_an_address() -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("a,a", "stands twice"),
-        ("a,../b", "not a host"),
-        ("=1.2.3.4", "not a"),
-        ("a,b=fd00::1", "IPv4; got 'b=fd00::1'"),
+        ("a,a", "duplicate host"),
+        ("a,../b", "invalid host"),
+        ("=1.2.3.4", "invalid host"),
+        ("a,b=fd00::1", "IPv4 addresses; got 'b=fd00::1'"),
     ],
 )
 def test_what_is_no_list_of_hosts_is_refused(text: str, part: str) -> None:
@@ -90,16 +90,19 @@ def test_srun_is_the_way_within_a_slurm_job_and_only_there() -> None:
     assert remote_words(own, hosts, {"SLURM_JOB_ID": "7"}, where="t") == ["ssh", "{host}"]
     assert remote_words(own, hosts[:1], {}, where="t") == []
     assert remote_words(config_of("x", "y", hosts_join=True), hosts, {"SLURM_JOB_ID": "7"}, where="t") == []
-    with pytest.raises(ConfigError, match="no way to start a command on another host"):
+    with pytest.raises(ConfigError, match="needed to start commands on other hosts"):
         remote_words(config_of("x", "y"), hosts, {}, where="t")
-    with pytest.raises(ConfigError, match="name of the host has no place"):
+    with pytest.raises(ConfigError, match="no placeholder for the host name"):
         remote_words(config_of("x", "y", remote=["ssh", "b"]), hosts, {}, where="t")
 
 
 @pytest.mark.parametrize("job", [{}, {"SLURMD_NODENAME": "n2"}])
 def test_the_first_host_of_a_slurm_job_is_the_one_that_this_runs_on(job: dict[str, str]) -> None:
     """The shell of `salloc` may be one of the login node, whose roles others would look for on the first host."""
-    with pytest.raises(ConfigError, match=r"not the first of them; got '.*'; wanted n1; cure: srun .*--cpu-bind=none"):
+    with pytest.raises(
+        ConfigError,
+        match=r"must run on the first host of the list; got '.*'; wanted n1; cure: put `srun .*--cpu-bind=none",
+    ):
         remote_words(config_of("x", "y"), parse_hosts("n1,n2"), job | {"SLURM_JOB_ID": "7"}, where="t")
 
 
@@ -109,7 +112,7 @@ def test_a_first_host_is_called_as_slurm_calls_it(first: str, told: str, monkeyp
     hosts, job = parse_hosts(f"{first},n2"), {"SLURM_JOB_ID": "7"}
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename=told))
     assert remote_words(config_of("x", "y"), hosts, job, where="t") == list(SRUN)
-    line = f"SLURM calls this host otherwise; got '{first}'; wanted {told}; cure: names as `scontrol show hostnames`"
+    line = f"SLURM has another name for this host; got '{first}'; wanted {told}; cure: use the names from `scontrol"
     with pytest.raises(ConfigError, match=line):
         remote_words(config_of("x", "y"), hosts, job | {"SLURMD_NODENAME": told}, where="t")
 
@@ -117,13 +120,13 @@ def test_a_first_host_is_called_as_slurm_calls_it(first: str, told: str, monkeyp
 def test_hosts_of_a_slurm_job_that_a_run_leaves_idle_are_told_of() -> None:
     """A step may have fewer than its job; where words of one's own start others, nobody knows what is left."""
     job, plain = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}, config_of("x", "y")
-    assert "3 hosts, of which the run uses 1: `mrl launch CONFIG --hosts" in idle_hosts(plain, (), job)
-    assert "uses 2" in idle_hosts(plain, parse_hosts("a,b"), job)
+    assert "3 hosts, and the run uses only 1: `mrl launch CONFIG --hosts" in idle_hosts(plain, (), job)
+    assert "uses only 2" in idle_hosts(plain, parse_hosts("a,b"), job)
     assert idle_hosts(plain, parse_hosts("a,b,c"), job) == ""
     assert idle_hosts(plain, (), job | {"SLURM_STEP_NUM_NODES": "1"}) == ""
     assert idle_hosts(plain, (), {}) == ""
     mixed = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_HET_SIZE": "2"}
-    assert "2 components, of which the run uses the first: `mrl launch CONFIG --slurm --het" in idle_hosts(
+    assert "2 components, and the run uses only the first: `mrl launch CONFIG --slurm --het" in idle_hosts(
         plain, (), mixed
     )
     assert idle_hosts(config_of("x", "y", remote=["srun", "--het-group=1", "{host}"]), parse_hosts("a,b"), mixed) == ""
@@ -132,11 +135,11 @@ def test_hosts_of_a_slurm_job_that_a_run_leaves_idle_are_told_of() -> None:
 @pytest.mark.parametrize(
     ("hosts", "config", "part"),
     [
-        (["h0", "h1"], config_of("a", "b", exchange="127.0.0.1"), "exchange.host: every host"),
-        (["h0", "h1"], config_of("a", "b", exchange="10.0.0.1"), "exchange.host: every host"),
-        (["h0", "h1"], agents_at("127.0.0.1"), "gateway.host: workers of other hosts cannot reach it"),
-        (["h0"], config_of("a", hosts_join=True), "one host only"),
-        ([], config_of("a", policies_on_first_host=False), "one host only"),
+        (["h0", "h1"], config_of("a", "b", exchange="127.0.0.1"), "exchange.host: with several hosts"),
+        (["h0", "h1"], config_of("a", "b", exchange="10.0.0.1"), "exchange.host: with several hosts"),
+        (["h0", "h1"], agents_at("127.0.0.1"), "gateway.host: workers on other hosts cannot reach this"),
+        (["h0"], config_of("a", hosts_join=True), "needs more than one host"),
+        ([], config_of("a", policies_on_first_host=False), "needs more than one host"),
     ],
 )
 def test_hosts_that_contradict_the_configuration_are_refused(hosts: list[str], config: RunConfig, part: str) -> None:
@@ -162,6 +165,6 @@ def test_a_dry_run_shows_hosts_commands_devices_and_environments() -> None:
     assert lines[0] == "host h0, owns the run folder"
     assert lines[lines.index("  learner/a, GPUs 5") + 1].startswith("    py -m mrl learner")
     there = lines.index("host h1")
-    assert "  learner/b, GPUs that the host shows" in lines[there:]
+    assert "  learner/b, GPUs visible on the host" in lines[there:]
     assert "  supervisor/h1" in lines[:there]
     assert any("MRL_HOST=h1" in line for line in lines[there:])

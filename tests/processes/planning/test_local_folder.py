@@ -91,11 +91,11 @@ def test_paths_of_sockets_may_be_just_as_long_as_the_kernel_takes_them(short: Pa
     for folder in (fits, too_long):
         folder.mkdir()
     assert parent_of(config_of(policy, str(fits))) == fits
-    with pytest.raises(ConfigError, match=r"run.local_folder: makes paths of sockets 1 bytes longer than the 107"):
+    with pytest.raises(ConfigError, match=r"run.local_folder: socket paths would be 1 bytes over the limit of 107"):
         parent_of(config_of(policy, str(too_long)))
 
 
 def test_what_is_no_folder_of_this_host_is_refused(tmp_path: Path) -> None:
     """Nobody makes it, so that a misspelt one is told."""
-    with pytest.raises(ConfigError, match=r"run.local_folder: is no folder of this host; got '.*/nowhere'"):
+    with pytest.raises(ConfigError, match=r"run.local_folder: not a folder on this host; got '.*/nowhere'"):
         parent_of(config_of(local=str(tmp_path / "nowhere")))

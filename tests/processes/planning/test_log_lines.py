@@ -47,7 +47,7 @@ def test_the_exception_of_a_logged_error_is_named() -> None:
         (["Traceback (most recent call last):", "ValueError: y", "bye"], "ValueError: y"),
         (["RuntimeError: rank died", *TORCHRUN.splitlines()], "RuntimeError: rank died"),
         (["so long", "======", ""], "so long"),
-        ([], "it said nothing"),
+        ([], "no output"),
     ],
 )
 def test_the_reason_is_the_line_that_says_most(lines: list[str], reason: str) -> None:

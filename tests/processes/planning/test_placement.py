@@ -89,8 +89,8 @@ def test_gpus_that_run_out_are_refused_with_counts_that_would_fit() -> None:
     with pytest.raises(ConfigError) as refused:
         seats(config, {ONE: 8})
     assert str(refused.value) == (
-        "policies.a.rollout.workers: no GPU is left for it, and a server cannot share a GPU; "
-        "got '8 GPUs; 8 are for ranks of learners, 8 for engines'; wanted 16 GPUs; "
+        "policies.a.rollout.workers: no GPU is left for the engine, and a server cannot share its GPU; "
+        "got '8 GPUs; learner ranks need 8, engines 8'; wanted 16 GPUs; "
         "cure: policies.a.learner.processes = 3, policies.a.rollout.workers = 1, "
         "policies.b.learner.processes = 3, policies.b.rollout.workers = 1"
     )
@@ -102,7 +102,7 @@ def test_fewer_workers_are_named_before_fewer_ranks() -> None:
     """And where nothing fits, more GPUs or the engine that shares."""
     with pytest.raises(ConfigError, match=r"cure: policies.a.rollout.workers = 2$"):
         seats(config_of(a=policy(2, 3)), {ONE: 4})
-    with pytest.raises(ConfigError, match="cure: more GPUs, or the embedded engine"):
+    with pytest.raises(ConfigError, match="cure: use more GPUs, or the embedded engine"):
         seats(config_of(a=policy(1, 1)), {ONE: 1})
 
 
@@ -140,7 +140,7 @@ def test_workers_spill_over_to_hosts_with_free_gpus() -> None:
 def test_a_server_of_several_gpus_is_never_torn_apart() -> None:
     """Two free GPUs on each of two hosts hold no server of four."""
     config = config_of(a=policy(2, 1, gpus=4))
-    with pytest.raises(ConfigError, match="no GPU is left for it"):
+    with pytest.raises(ConfigError, match="no GPU is left for the engine"):
         seats(config, {"n1": 4, "n2": 3})
     assert seats(config, {"n1": 4, "n2": 4})["worker", "a", 0] == Seat("n2", (0, 1, 2, 3))
 
@@ -237,9 +237,11 @@ def test_a_learner_over_hosts_has_a_seat_on_each_of_them() -> None:
 
 def test_hosts_that_a_learner_asks_for_and_the_run_lacks() -> None:
     """None, fewer, or fewer with GPUs enough."""
-    with pytest.raises(ConfigError, match=r"a.learner.hosts: more hosts .*; got 2; wanted <= 1; cure: `mrl launch "):
+    with pytest.raises(
+        ConfigError, match=r"a.learner.hosts: the run has fewer hosts .*; got 2; wanted <= 1; cure: `mrl launch "
+    ):
         seats(config_of(a=spread(2, 2)), {ONE: 0})
-    with pytest.raises(ConfigError, match=r"more hosts than the run has for policies; got 3; wanted <= 2$"):
+    with pytest.raises(ConfigError, match=r"the run has fewer hosts for policies; got 3; wanted <= 2$"):
         seats(config_of(a=spread(3, 3)), {"h0": 0, "h1": 0})
-    with pytest.raises(ConfigError, match=r"got '1 with 2 GPUs'; wanted 2 of them for processes = 4"):
+    with pytest.raises(ConfigError, match=r"got '1 hosts with 2 GPUs'; wanted 2 such hosts for processes = 4"):
         seats(config_of(a=spread(2, 4, "cuda")), {"h0": 2, "h1": 1})

@@ -204,14 +204,14 @@ def test_workers_may_live_on_other_hosts_than_their_learner() -> None:
     (worker,) = there.started_by("h1")
     assert (worker.name, worker.env["CUDA_VISIBLE_DEVICES"]) == ("worker/a/1", "GPU-x")
     assert [spec.name for spec in here.joins] == ["supervisor/h1"]
-    with pytest.raises(ConfigError, match='host h1 shows fewer GPUs than the plan counts on; got "0 that'):
+    with pytest.raises(ConfigError, match="host h1 has fewer visible GPUs than the plan needs; got '0 outside"):
         build_plan(config, Path("/r"), gpus=[], hosts=hosts, here="h1")
 
 
 def test_hosts_for_which_nothing_is_left_are_refused() -> None:
     """One learner and one worker need no third host; with a unit of its own it has something to do."""
     hosts = (Host("h0"), Host("h1"), Host("h2"))
-    with pytest.raises(ConfigError, match="--hosts: nothing is left for some; got 'h2'; wanted 2 hosts"):
+    with pytest.raises(ConfigError, match="--hosts: some hosts have nothing to run; got 'h2'; wanted 2 hosts"):
         build_plan(config_of(a={}), Path("/r"), hosts=hosts)
     config = config_of(a={})
     allocation = config.allocation.model_copy(update={"units": ["h1/cpu:0", "h2/cpu:0"], "slots": 1024})
@@ -225,7 +225,7 @@ def test_the_first_host_without_gpus_has_to_be_told_how_many_others_show() -> No
     config = tables(rollout={"engine": "vllm"})
     launch = config.launch.model_copy(update={"policies_on_first_host": False})
     apart, hosts = config.model_copy(update={"launch": launch}), (Host("h0"), Host("h1"))
-    with pytest.raises(ConfigError, match=r"launch.gpus_per_host: the first host"):
+    with pytest.raises(ConfigError, match=r"launch.gpus_per_host: required, as the first host"):
         build_plan(apart, Path("/r"), hosts=hosts)
     told = apart.model_copy(update={"launch": launch.model_copy(update={"gpus_per_host": 2})})
     assert {spec.name for spec in build_plan(told, Path("/r"), hosts=hosts).started_by("h1")} >= {"worker/a/0"}

@@ -5,7 +5,7 @@ import pytest
 from mrl.config.schema import SupervisionTable
 from mrl.processes.planning.restarts import EndRun, Exit, RestartPolicy, RoleFinished, StartAgain, Verdict, is_silent
 
-KILLED = "was killed by signal 9 (by the kernel if memory was short)"
+KILLED = "was killed by signal 9 (possibly out of memory)"
 TABLE = SupervisionTable()
 
 
@@ -68,7 +68,7 @@ def test_a_restart_counts_until_the_learner_got_further() -> None:
             policy.reached(of_learner.name, step)
             verdicts.append(policy.ended(of_learner, number * 90_000.0 + 80_000.0))
             if isinstance(verdicts[-1], EndRun):
-                assert f"after 3 restarts, and no life got beyond step {step}: why" in verdicts[-1].reason
+                assert f"after 3 restarts without getting beyond step {step}: why" in verdicts[-1].reason
                 break
         assert len(verdicts) == num_lives
 
@@ -79,7 +79,7 @@ def test_a_learner_of_a_synchronous_run_ends_it() -> None:
     (verdict,) = lives(policy, end(-9, role="learner", until_done=True), [100.0])
     assert verdict == EndRun(
         1,
-        f"learner/a {KILLED}, and a synchronous run goes on from a common step only (--resume): why",
+        f"learner/a {KILLED}, and a synchronous run can continue only from a common step (--resume): why",
     )
     assert isinstance(lives(policy, end(), [0.0])[0], StartAgain)
     assert policy.ended(end(0, role="learner", until_done=True), 0.0) == RoleFinished()

@@ -57,7 +57,7 @@ def with_units(*units: str) -> RunConfig:
 @pytest.mark.parametrize("shape", ["equal", "heterogeneous"])
 def test_units_of_hosts_that_slurm_has_yet_to_choose_are_refused(shape: str) -> None:
     """Also under the names that stand in for them here, which no host of the job will have."""
-    told = r"/c.toml: allocation.units: SLURM names .* got '{}'; .* cure: --separate: .* as their policies, a/cpu:0, b/"
+    told = r"/c.toml: allocation.units: the hosts .* got '{}'; .* cure: use --separate, .* policy: a/cpu:0, b/"
     for units in (("n1/cpu:0", "n2/cpu:0"), ("host-0/cpu:0", "host-1/cpu:0")):
         with pytest.raises(ConfigError, match=told.format(units[0])):
             rendered(with_units(*units), shape=shape)
@@ -100,10 +100,10 @@ def test_separate_jobs_join_through_the_run_folder() -> None:
     ("changes", "part"),
     [
         ({"cpus_per_host": 8}, "too few CPUs per host; got 8; wanted >= 11"),
-        ({"minutes": 1}, "--minutes: nothing is left"),
-        ({"shape": "heterogeneous", "num_hosts": 1}, "--heterogeneous needs a host"),
-        ({"shape": "separate", "num_hosts": 3}, "--separate makes a job per policy"),
-        ({"num_hosts": 7}, "--hosts: nothing is left for some; got 'host-4, host-5, host-6'"),
+        ({"minutes": 1}, "--minutes: too short"),
+        ({"shape": "heterogeneous", "num_hosts": 1}, "--heterogeneous needs one host"),
+        ({"shape": "separate", "num_hosts": 3}, "--separate makes one job per policy"),
+        ({"num_hosts": 7}, "--hosts: some hosts have nothing to run; got 'host-4, host-5, host-6'"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], part: str) -> None:
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], part: str) -> Non
 
 def test_policies_that_need_gpus_are_refused_without() -> None:
     """On whichever host they would live."""
-    with pytest.raises(ConfigError, match=r"policies.b.device: this host shows no GPU"):
+    with pytest.raises(ConfigError, match=r"policies.b.device: no GPU is visible on this host"):
         rendered(config_of(a={}, b={"device": "cuda"}))
 
 

@@ -41,18 +41,20 @@ def test_leased_gpus_are_nobody_elses() -> None:
 
 
 def test_a_gpu_that_is_not_there_and_a_host_that_is_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"shows 2 GPUs; got 'gpu:2'; wanted numbers below 2"):
+    with pytest.raises(
+        ConfigError, match=r"only 2 GPUs are visible on this host; got 'gpu:2'; wanted GPU numbers below 2"
+    ):
         build_plan(config("gpu:2", device="cuda"), Path("r"), gpus=["0", "1"])
-    with pytest.raises(ConfigError, match=r"a host that the run does not have; got 'x/cpu:0'; wanted no host's name"):
+    with pytest.raises(ConfigError, match=r"host is not part of the run; got 'x/cpu:0'; wanted no host name"):
         build_plan(config("x/cpu:0"), Path("r"))
 
 
 def test_units_that_leave_no_gpu_are_what_is_told() -> None:
     """Making more GPUs visible is not what the person forgot. Without units it is."""
-    told = r"the units leave no GPU to learners.*got 'units of all 2 GPUs that this host shows'.*cure: leave one out"
+    told = r"the units leave no GPU for learners.*got 'units of all 2 GPUs that are .*'.*cure: remove a GPU"
     with pytest.raises(ConfigError, match=told):
         build_plan(config("gpu:0", "gpu:1", device="cuda"), Path("r"), gpus=["0", "1"])
-    with pytest.raises(ConfigError, match="this host shows no GPU"):
+    with pytest.raises(ConfigError, match="no GPU is visible on this host"):
         build_plan(config(device="cuda"), Path("r"))
 
 
@@ -132,8 +134,8 @@ def test_a_dry_run_lists_them_by_unit() -> None:
     lines = list(describe(build_plan(conf, Path("r"), hosts=parse_hosts("n1,n2")), conf))
     n2 = lines.index("host n2")
     here, there = (
-        lines.index("  unit cpu:0, on which a lease starts one of"),
-        lines.index("  unit n2/cpu:0-1, on which a lease starts one of"),
+        lines.index("  unit cpu:0, where a lease starts one of"),
+        lines.index("  unit n2/cpu:0-1, where a lease starts one of"),
     )
     assert here < n2 < there
     assert [line for line in lines[there + 1 :] if line.startswith("    w")] == ["    worker/a/1", "    worker/b/1"]

@@ -38,8 +38,8 @@ def test_a_disk_that_is_too_small_is_told_of(tmp_path: Path, monkeypatch: pytest
     config = config_of(tmp_path / "not" / "there")
     assert notes(monkeypatch, config, free_gib=288) == []
     (note,) = notes(monkeypatch, config, free_gib=287)
-    assert "checkpoints will take 288 GiB" in note
-    assert "(a 288), and 287 are free" in note
+    assert "checkpoints may need up to 288 GiB" in note
+    assert "(a 288), but only 287 GiB are free" in note
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_signal_ends_the_runs_that_were_begun(tmp_path, monkeypatch, capsys):
     with pytest.raises(KeyboardInterrupt):
         train_missing([one], [()])
     assert [process.poll() for process in started] == [-signal.SIGTERM]
-    assert "interrupted; the same command goes on from here" in capsys.readouterr().out
+    assert "interrupted; run the same command again to continue" in capsys.readouterr().out
 
 
 def test_a_run_that_fails_says_why_and_where(tmp_path, monkeypatch, capsys):

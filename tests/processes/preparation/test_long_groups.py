@@ -20,8 +20,8 @@ def told(regime: str, *, group_size: int, max_new_tokens: int, **parameters: obj
 def test_a_group_longer_than_a_record_is_told_of() -> None:
     """17 bytes a token, of which 8 MiB are full."""
     assert told("prp", group_size=16, max_new_tokens=32_768) == [
-        "policies.a.rollout: 16 answers of more than 30,840 tokens in the mean are longer than the 8 MiB of a record,"
-        " and peers get nothing of such a group: max_new_tokens = 30840, or a smaller group_size"
+        "policies.a.rollout: 16 answers of more than 30,840 tokens on average exceed the limit of 8 MiB for a record,"
+        " and peers do not receive such a group: set max_new_tokens = 30840, or use a smaller group_size"
     ]
 
 
@@ -29,7 +29,9 @@ def test_units_of_every_token_fill_a_record_sooner() -> None:
     """8 bytes each, beside the score of the token."""
     (line,) = told("copd", group_size=16, max_new_tokens=8192, top_units=8)
     assert "more than 6,472 tokens" in line
-    assert line.endswith("no score of such a group arrives: max_new_tokens = 6472, a smaller group_size or top_units")
+    assert line.endswith(
+        "no scores of such a group arrive: set max_new_tokens = 6472, or use a smaller group_size or top_units"
+    )
     assert told("copd", group_size=16, max_new_tokens=6472, top_units=8) == []
     assert told("copd", group_size=16, max_new_tokens=32_768, top_units=0) == []
 

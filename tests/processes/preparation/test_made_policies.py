@@ -41,7 +41,7 @@ def test_the_last_whole_line_of_a_maker_counts_and_its_place_in_the_file_stays()
     """The maker writes through the same open file."""
     with tempfile.TemporaryFile() as told:
         making = _Making("qwen", Path("x"), None, told, told, time.monotonic() - 7.0)  # type: ignore[arg-type]
-        assert making.progress == "qwen collects examples, 7 s"
+        assert making.progress == "qwen: collecting examples, 7 s"
         told.write(b"qwen 10%\nqwen 20%\nqwe")
         told.flush()
         assert making.progress == "qwen 20%"

@@ -38,7 +38,9 @@ def config_with(sharing: dict[str, Any]) -> RunConfig:
 @pytest.mark.parametrize("sharing", [{"regime": "independent"}, {"regime": "rlad", "rlad": {"teacher": "b"}}])
 def test_a_frozen_policy_that_nobody_asks_is_refused(sharing: dict[str, Any]) -> None:
     """It would only take memory; the line names the command that leaves it out."""
-    with pytest.raises(ConfigError, match=r"policies\.teacher\.frozen: the sharing regime has no use for it") as caught:
+    with pytest.raises(
+        ConfigError, match=r"policies\.teacher\.frozen: the sharing regime does not use this frozen policy"
+    ) as caught:
         check_frozen(config_with(sharing), where="test")
     assert "`mrl compare` leaves it out" in str(caught.value)
     assert unasked(config_with(sharing), where="test") == ["teacher"]
@@ -134,8 +136,8 @@ def test_ranks_that_cannot_share_out_the_heads_are_refused(tmp_path: Path, is_ma
     with pytest.raises(ConfigError) as caught:
         check_context(shared_by(3), "a", where="test")
     assert str(caught.value) == (
-        "test: policies.a.learner.context_parallel: ranks that share a pass share out its attention heads; "
-        "got '3 for 8 heads, 4 of keys and values'; wanted one of 1, 2, 4, 8"
+        "test: policies.a.learner.context_parallel: the attention heads cannot be divided between so many ranks; "
+        "got '3 ranks for 8 attention heads and 4 key-value heads'; wanted one of 1, 2, 4, 8"
     )
     for ranks in (1, 2, 4, 8):
         check_context(shared_by(ranks), "a", where="test")
@@ -177,7 +179,7 @@ def test_adapters_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     missing: list[MissingError] = []
     check_adapters(config, missing.append)
     (told,) = missing
-    assert str(told) == "policies.a.learner.lora: the package peft is not there; cure: pip install 'mrl[lora]'"
+    assert str(told) == "policies.a.learner.lora: the package peft is not installed; cure: pip install 'mrl[lora]'"
     monkeypatch.undo()
     check_adapters(config, missing.append)
     assert missing == [told]
@@ -223,6 +225,8 @@ def test_a_trial_that_takes_long_says_what_is_tried(
     check_tasks(validate(tables, where="test"), unheard)
 
     told = capfd.readouterr().err
-    each = "is tried on a few answers, each of which may take 120 s"
-    assert re.search(rf"^waited \d+ s for tasks.judged: slow_trials:score {each}$", told, re.MULTILINE)
-    assert "s for tasks.played: slow_trials:Game is tried for a turn, which may take 300 s\n" in told
+    each = "on a few answers, up to 120 s each"
+    assert re.search(
+        rf"^waiting for the trial of tasks.judged: slow_trials:score {each} \(\d+ s so far\)$", told, re.MULTILINE
+    )
+    assert "the trial of tasks.played: slow_trials:Game for one turn, up to 300 s (" in told

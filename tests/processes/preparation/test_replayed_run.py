@@ -89,12 +89,12 @@ def test_no_common_prompt_is_refused_and_few_are_told(tmp_path, old):
     folder = old(["p0", "q"])
     config = config_of(tmp_path, {"run": str(folder)})
     [note] = notes_of(config)
-    assert "it has records on 1 of 40 prompts" in note
+    assert "that run has records of only 1 of 40 prompts" in note
     with pytest.raises(ConfigError) as caught:
         notes_of(config, PROMPTS[1:])
     assert str(caught.value) == (
-        f"t: sharing.replay.run: none of its prompts is in the pool of this run; got {str(folder)!r}; "
-        "wanted a run with the same [tasks] and [pool]: a prompt is found by the hash of its text"
+        f"t: sharing.replay.run: no prompt of that run is in the pool of this run; got {str(folder)!r}; "
+        "wanted a run with the same [tasks] and [pool]: prompts are matched by the hash of their text"
     )
 
 
@@ -104,15 +104,17 @@ def test_a_run_that_shared_other_kinds_is_refused(tmp_path, old):
     with pytest.raises(ConfigError) as caught:
         notes_of(config)
     assert str(caught.value) == (
-        "t: sharing.replay.run: its policies shared nothing that sgt reads; got 'value'; wanted records of kind "
-        "outcome or episode; cure: it shared by sgt, and can be replayed under the same regime"
+        "t: sharing.replay.run: that run has no records that the regime sgt reads; got 'value'; wanted records of kind "
+        "outcome or episode; cure: --sharing.regime sgt, as in that run"
     )
 
 
 def test_a_policy_without_records_is_refused(tmp_path, old):
     """With those that have some, and the one that was meant."""
     config = config_of(tmp_path, {"run": str(old()), "policies": ["qwem"]})
-    with pytest.raises(ConfigError, match=r"got 'qwem'; wanted some of llama, qwen, replay\.older; .*mean 'qwen'\?"):
+    with pytest.raises(
+        ConfigError, match=r"got 'qwem'; wanted one or more of llama, qwen, replay\.older; .*mean 'qwen'\?"
+    ):
         notes_of(config)
 
 
@@ -120,11 +122,11 @@ def test_a_run_that_goes_on_and_the_run_itself_are_refused(tmp_path, old):
     """Its store would be another one tomorrow."""
     folder = old()
     own = config_of(tmp_path, {"run": str(tmp_path / "old" / ".." / "old")}, name="old")
-    with pytest.raises(ConfigError, match=r"sharing\.replay\.run: this run itself"):
+    with pytest.raises(ConfigError, match=r"sharing\.replay\.run: this is the run itself"):
         notes_of(own)
     held = lock_folder(folder, "lock")
     try:
-        with pytest.raises(ConfigError, match=r"sharing\.replay\.run: it goes on"):
+        with pytest.raises(ConfigError, match=r"sharing\.replay\.run: that run is still running"):
             notes_of(config_of(tmp_path, {"run": str(folder)}))
     finally:
         unlock(held)
@@ -133,7 +135,7 @@ def test_a_run_that_goes_on_and_the_run_itself_are_refused(tmp_path, old):
 def test_a_task_that_was_defined_otherwise_is_told(tmp_path, old):
     """Its prompts may be the same and its verdicts others."""
     [note] = notes_of(config_of(tmp_path, {"run": str(old())}, operation="trim"))
-    assert "[tasks.trim] is not what it was there" in note
+    assert "[tasks.trim] differs in that run" in note
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"tasks": {"trim": 3}, "sharing": {}}'])
@@ -174,7 +176,7 @@ def test_a_regime_that_reads_none_has_none(tmp_path):
     config = config_of(tmp_path, {"run": "nowhere"}, regime="independent")
     assert with_replay(config).sharing == {"regime": "independent"}
     assert [note for note in warnings(config, {}) if "replay" in note] == [
-        "sharing.replay: independent reads no records of a run that ended, and none are taken up for it"
+        "sharing.replay: the regime independent does not read records of a finished run, so none are loaded"
     ]
     assert with_replay(config_of(tmp_path)).sharing == {"regime": "sgt"}
 
@@ -183,5 +185,5 @@ def test_one_policy_may_learn_from_a_run_that_ended(tmp_path):
     """It has nobody else; without a replay, and with a regime that reads none, it is refused as before."""
     check_learning(config_of(tmp_path, {"run": "old"}), where="t")
     for config in (config_of(tmp_path), config_of(tmp_path, {"run": "old"}, regime="rlad")):
-        with pytest.raises(ConfigError, match="there is nobody to share with, a is the only policy"):
+        with pytest.raises(ConfigError, match="a is the only policy, so there is no peer to share with"):
             check_learning(config, where="t")

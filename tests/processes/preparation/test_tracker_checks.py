@@ -29,7 +29,10 @@ def missing(one: TrackerTable) -> list[str]:
     ("one", "told"),
     [
         (table("tensorboard", flush=3), "got 'flush'; wanted no options"),
-        (table("wandb", tags=["a", 1]), "trackers.0.options.tags: not valid; got ['a', 1]; wanted a list of texts"),
+        (
+            table("wandb", tags=["a", 1]),
+            "trackers.0.options.tags: invalid value; got ['a', 1]; wanted a list of strings",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused(one: TrackerTable, told: str) -> None:
@@ -47,7 +50,7 @@ def test_a_missing_package_is_told_with_its_command(
     spec = importlib.machinery.ModuleSpec(kind, None, is_package=True) if is_folder else None
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert missing(table(kind)) == [
-        f"trackers.0.kind: the package {kind} is not there; cure: pip install 'mrl[{kind}]'"
+        f"trackers.0.kind: the package {kind} is not installed; cure: pip install 'mrl[{kind}]'"
     ]
 
 
@@ -71,7 +74,7 @@ def there(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def test_wandb_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A key in the environment or in the user's netrc, for the host in use; offline none."""
     there(monkeypatch, tmp_path)
-    cure = 'nobody is logged in to wandb; cure: wandb login, or WANDB_MODE=offline, or options.mode = "offline"'
+    cure = 'not logged in to wandb; cure: wandb login, or WANDB_MODE=offline, or options.mode = "offline"'
     assert missing(table("wandb")) == [f"trackers.0.kind: {cure}"]
     assert missing(table("wandb", mode="offline")) == []
 
@@ -86,7 +89,7 @@ def test_swanlab_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path:
     there(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "root"))
-    cure = 'nobody is logged in to swanlab; cure: swanlab login, or SWANLAB_MODE=offline, or options.mode = "offline"'
+    cure = 'not logged in to swanlab; cure: swanlab login, or SWANLAB_MODE=offline, or options.mode = "offline"'
     assert missing(table("swanlab")) == [f"trackers.0.kind: {cure}"]
     assert missing(table("swanlab", mode="cloud")) == [f"trackers.0.kind: {cure}"]
     assert missing(table("swanlab", mode="offline")) == []

@@ -206,11 +206,14 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
     [
         (("--tune", "0"), r"--tune: too few configurations to choose from; got 0; wanted >= 2"),
         (("--tune", "1"), r"--tune: too few configurations to choose from; got 1; wanted >= 2"),
-        (("--tune", "4", "--tune-seeds", "7,2"), r"--tune-seeds: a seed of the final runs cannot tune them; got 2;"),
+        (
+            ("--tune", "4", "--tune-seeds", "7,2"),
+            r"--tune-seeds: a seed of the final runs cannot be a tuning seed; got 2;",
+        ),
         (("--tune", "--seeds", "1001,1003", "--tune-seeds", "1001,"), r"got 1001; .* cure: --tune-seeds 1002,1004"),
         (
             ("--tune", "--sharing.sgt.lambda", "0.6"),
-            r"command line: is tuned, .*; got '--sharing\.sgt\.lambda'; cure: leave",
+            r"command line: this key is tuned, .*; got '--sharing\.sgt\.lambda'; cure: leave",
         ),
         (("--tune", "--sharing.sgt", "{lambda = 0.6}"), r"is tuned, .*; got '--sharing\.sgt\.lambda"),
         (
@@ -220,16 +223,22 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
         (("--tune", "--evaluation.every", "-1"), r"runs that evaluate nothing cannot be compared"),
         (
             ("--run.seed", "4"),
-            r"command line: is replaced in every run of a comparison; got '--run\.seed'; cure: --seeds",
+            r"command line: the comparison sets this option itself in every run; got '--run\.seed'; cure: use --seeds",
         ),
         (
             ("--sharing", "{regime = 'prp'}"),
-            r"is replaced in every run of a comparison; got '--sharing\.regime'; cure: --regimes",
+            r"the comparison sets this option itself in every run; got '--sharing\.regime'; cure: use --regimes",
         ),
         (("--tune", "4", "--tune-seeds", "x"), r"--tune-seeds: not a number of seeds; got 'x'"),
         (("--tune-seeds", "7,"), r"--tune-seeds: has no effect without --tune"),
-        (("--tune", "--regimes", "sgt,sgt-reported"), r"--tune: sgt-reported: has its settings fixed; cure: tune sgt"),
-        (("--tune", "--regimes", "silent"), r"--tune: silent: does not say .* tune; got 0; .* fields of SilentParam"),
+        (
+            ("--tune", "--regimes", "sgt,sgt-reported"),
+            r"--tune: sgt-reported: the settings of this row are fixed; cure: tune sgt instead",
+        ),
+        (
+            ("--tune", "--regimes", "silent"),
+            r"--tune: silent: wrong number of .* tuning; got 0; .* fields of SilentParam",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(tmp_path, monkeypatch, words, told):
@@ -259,7 +268,9 @@ def test_a_comparison_that_was_not_tuned_is_left_alone(tmp_path):
     finish(plan_runs(arguments(tmp_path, *ASKED))[0])
     asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
     trainer = Trainer([0.2, 0.4])
-    with pytest.raises(ConfigError, match=r"runs: holds runs of a comparison that was not tuned; cure: name another"):
+    with pytest.raises(
+        ConfigError, match=r"runs: the folder holds runs of a comparison without --tune; cure: use another"
+    ):
         tune(asked, trainer, on_rung=lambda line: None)
     assert not trainer.trained
     (tmp_path / "runs" / "tuning").mkdir()
@@ -285,9 +296,9 @@ def test_a_configuration_that_cannot_finish_is_the_last(tmp_path, capsys):
     trainer = Trainer([0.3, 0.2, None, 0.4])
     told = list[str]()
     tuned = tune(asked, trainer, on_rung=told.append)
-    assert told[1] == "tuning: once more, what did not come to its end: 4"
+    assert told[1] == "tuning: runs that did not finish are tried again: 4"
     mark = tmp_path / "runs" / "tuning" / "sgt-2-4-6.failed"
-    assert f"tuning: {mark.with_suffix('')} counts as failed; delete {mark} to have it tried again" in told
+    assert f"tuning: {mark.with_suffix('')} counts as failed; delete {mark} to try it again" in told
     assert [sum(place_of(one) == place for one in trainer.trained) for place in range(4)] == [8, 4, 8, 8]
     assert {row: one.place for row, one in tuned.chosen().items()} == {"independent": 3, "sgt": 3}
     written = json.loads((tmp_path / "runs" / "tuning.json").read_text())["regimes"]["sgt"]
@@ -326,7 +337,7 @@ def test_a_regime_that_cannot_finish_at_all_ends_the_tuning(tmp_path):
     """What is at fault may lie elsewhere, so nothing is marked as failed."""
     asked = arguments(tmp_path, *ASKED, "--tune", "2", "--tune-seeds", "5,")
     with pytest.raises(
-        RoleFailed, match=r"did not come to its end, runs to go: 4, the first is \S+/tuning/independent-0-8-5"
+        RoleFailed, match=r"tuning is incomplete: 4 runs did not finish, the first is \S+/tuning/independent-0-8-5"
     ):
         tune(asked, Trainer([None, None]), on_rung=lambda line: None)
     assert not (tmp_path / "runs").exists()
@@ -339,7 +350,7 @@ def test_a_call_whose_configurations_all_failed_before_says_so(tmp_path):
     """As one with fewer configurations in the same folder: there is nothing to train, and nothing to choose."""
     longer = arguments(tmp_path, *ASKED, "--tune", "4", "--tune-seeds", "5,")
     tune(longer, Trainer([None, None, 0.3, 0.4]), on_rung=lambda line: None)
-    with pytest.raises(RoleFailed, match=r"runs to go: 4, the first is \S+/independent-0-4-5"):
+    with pytest.raises(RoleFailed, match=r"4 runs did not finish, the first is \S+/independent-0-4-5"):
         run(arguments(tmp_path, *ASKED, "--run.steps", "4", "--tune", "2", "--tune-seeds", "5,"))
 
 

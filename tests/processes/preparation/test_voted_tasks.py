@@ -114,16 +114,16 @@ def test_the_page_s_configuration_votes_on_prompts_without_labels(tmp_path, monk
 def test_groups_of_different_sizes_that_vote_are_told_of():
     """The smaller one agrees with itself by chance."""
     sizes = {name: {"model": "m", "rollout": {"group_size": size}} for name, size in (("a", 2), ("b", 16))}
-    (told,) = (line for line in warnings(config_with(policies=sizes), {}) if "voted" in line)
-    assert told.startswith("policies.X.rollout.group_size differs (a 2, b 16), and answers are voted on")
-    assert not any("voted" in line for line in warnings(config_with(), {}))
+    (told,) = (line for line in warnings(config_with(policies=sizes), {}) if "by vote" in line)
+    assert told.startswith("policies.X.rollout.group_size differs (a 2, b 16), and answers are judged by vote")
+    assert not any("by vote" in line for line in warnings(config_with(), {}))
 
 
 def test_waits_for_votes_that_nobody_gives_are_told_of():
     """A table that nothing reads."""
     task = {"source": "words", "dataset": "trim", "verifier": ""}
     sharing = {"regime": "independent", "collective": {"peer_wait_s": 3.0}}
-    assert 'sharing.collective: no task has verifier = "collective", and nothing waits for votes' in list(
+    assert 'sharing.collective: has no effect, because no task has verifier = "collective"' in list(
         warnings(config_with(task, sharing=sharing), {})
     )
     assert not any("collective" in line for line in warnings(config_with(sharing=sharing), {}))
