@@ -5,7 +5,8 @@
 #   bash tools/science.sh                     all settings: about four hours on 2 quiet cores
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
 #   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, dose-RARE_SHARE, or tokens
-# REGIMES (default independent,sgt, and of doses all four; the first is the baseline) and OUT name others and another folder.
+# REGIMES (default independent,sgt, and of doses all four; the first is the baseline), SEEDS (default 4, as --seeds of
+# mrl compare) and OUT name others and another folder.
 # `tokens` gives `independent` as many trained tokens as regimes that share (tools/science_tokens.py).
 # With doses, doses.md and doses.png say how the gain follows from the chance of a rescue (tools/science_doses.py).
 # A setting that fails does not keep the next ones from their turn; it is named at the end, with exit code 1.
@@ -26,7 +27,7 @@ if [ $# -gt 0 ]; then settings=("$@"); fi
 
 words_of() {  # one word a line: configuration, then overrides
     local config=configs/quickstart.toml
-    local budget=(--tune 4 --tune-seeds 1001, --seeds 4 --run.steps 80 --evaluation.every 20) policies=(qwen llama)
+    local budget=(--tune 4 --tune-seeds 1001, --seeds "${SEEDS:-4}" --run.steps 80 --evaluation.every 20) policies=(qwen llama)
     case $1 in
         staged) ;;
         overlapping)  # six operations each, four of them in common, the others not rare
@@ -43,7 +44,7 @@ words_of() {  # one word a line: configuration, then overrides
                 return 2
             fi
             # without tuning, at the rate that both independent and sgt chose in the settings above
-            budget=(--seeds 4 --run.steps 80 --evaluation.every 20)
+            budget=(--seeds "${SEEDS:-4}" --run.steps 80 --evaluation.every 20)
             for name in qwen llama; do
                 budget+=("--policies.$name.make.rare_share" "${1#dose-}" "--policies.$name.learner.lr" 4e-4)
             done ;;
