@@ -207,7 +207,7 @@ def leave_out(tensors: dict[str, torch.Tensor]) -> None:
     del tensors[FIRST.format(0)]
 
 
-@pytest.mark.parametrize(("change", "why"), [(swap_files, "checksum"), (leave_out, "lacks")])
+@pytest.mark.parametrize(("change", "why"), [(swap_files, "checksum"), (leave_out, "is missing")])
 def test_files_that_changed_after_they_were_published_are_refused(learner, engine, tmp_path, change, why):
     """Before anything is served."""
     first, second = learner.learn(2), learner.learn(2)
@@ -303,6 +303,6 @@ def test_an_engine_in_16_bits_is_held_to_what_the_learner_keeps_of_a_small_step(
     assert abs(installed.gap.missing_share) < 0.1
     assert installed.gap.tells_versions
     by_exact = msgspec.structs.replace(canary, previous_rounded=[])
-    assert "lacks" in gap_nats(by_exact, engine.score(texts)).problem
-    with pytest.raises(WeightsUnproved, match="lacks"):
+    assert "is missing" in gap_nats(by_exact, engine.score(texts)).problem
+    with pytest.raises(WeightsUnproved, match="is missing"):
         install(engine, first.manifest, first.version)

@@ -64,7 +64,7 @@ def test_what_servers_write_beside_strict_json_is_read(text):
 
 def test_what_is_no_json_is_a_failure_of_the_call():
     """It says what came."""
-    with pytest.raises(HttpFailure, match=r"no JSON: \{nothing"):
+    with pytest.raises(HttpFailure, match=r"the response is not valid JSON: \{nothing"):
         told([b"data: {nothing\n\n" + DONE])
 
 

@@ -31,7 +31,7 @@ FINE = Machine(580, (2, 34), True, True)
         (
             "vllm",
             Machine(580, (2, 34), True, False),
-            [r"vllm on GPUs: no C\+\+ .*cure: g\+\+.*python3\.11-dev"],
+            [r"vllm on GPUs: no C\+\+ .*cure: install g\+\+.*python3\.11-dev"],
         ),
         ("sglang", Machine(None, (2, 34), True, False), []),
     ],

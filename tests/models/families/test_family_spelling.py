@@ -178,7 +178,7 @@ def test_ids_that_differ_are_refused_where_the_text_is_one(spellings, monkeypatc
 
     spelling.check(has_tools=False)
     monkeypatch.setattr(spelling._renderer, "render", split)
-    with pytest.raises(ModelFolderError, match="otherwise"):
+    with pytest.raises(ModelFolderError, match="differently"):
         spelling.check(has_tools=False)
 
 
@@ -528,7 +528,7 @@ def test_options_of_the_template_are_the_familys_too(folders, spellings):
         "assistant\n<think>\n", "assistant\n{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}"
     )
     spellings["make"]("qwen3.5", chat_template=reads, template_options=options).check(has_tools=True)
-    with pytest.raises(ModelFolderError, match="otherwise"):
+    with pytest.raises(ModelFolderError, match="differently"):
         spellings["make"]("qwen3.5", chat_template=template, template_options=options).check(has_tools=False)
     with pytest.raises(ModelFolderError, match="or template options"):
         spellings["make"]("qwen3.5", template_options={"enable_thinking": "perhaps"})
