@@ -81,7 +81,7 @@ def test_a_configured_interpreter_is_taken_or_named(home, tmp_path):
 
 def test_an_environment_in_place_of_its_interpreter_is_named(tmp_path):
     """A folder may be entered, which looks to the kernel like a file that may be run."""
-    with pytest.raises(EngineError, match=r"server.python of vllm is a folder.*cure: set server.python = .*/bin/python"):
+    with pytest.raises(EngineError, match=r"server.python of vllm is a folder.*cure: set .* = .*/bin/python"):
         engine_python("vllm", device="cpu", configured=str(tmp_path))
 
 
@@ -173,7 +173,7 @@ def test_the_index_has_all_of_the_lists_for_gpus_and_they_fit_together(engine):
     words = [sys.executable, "-m", "mrl", "engine-env", engine, "--check"]
     said = subprocess.run(words, capture_output=True, text=True)
 
-    if re.search(r"cannot install uv|[Ff]ailed to fetch|error sending request", said.stderr) and not os.environ.get("CI"):
+    if re.search(r"install uv|[Ff]ailed to fetch|error sending request", said.stderr) and not os.environ.get("CI"):
         pytest.skip(f"no index: {said.stderr[-300:]}")
     assert said.returncode == 0, said.stderr
     assert re.search(r"\d+ packages resolve\n$", said.stderr)

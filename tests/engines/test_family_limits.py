@@ -96,7 +96,7 @@ def test_adapters_beside_experts_are_refused_on_a_cpu(tmp_path, family):
     if family not in MIXTURES:
         check_learning("vllm", folder, config_of_folder(folder), device="cpu", adapters=True)
         return
-    with pytest.raises(EngineError, match=r"vllm on a CPU cannot serve adapters on a mixture of experts.*mixtral.*files"):
+    with pytest.raises(EngineError, match=r"vllm on a CPU cannot serve adapters .*experts.*mixtral.*files"):
         check_learning("vllm", folder, config_of_folder(folder), device="cpu", adapters=True)
 
 
