@@ -112,7 +112,9 @@ def test_a_run_that_shared_other_kinds_is_refused(tmp_path, old):
 def test_a_policy_without_records_is_refused(tmp_path, old):
     """With those that have some, and the one that was meant."""
     config = config_of(tmp_path, {"run": str(old()), "policies": ["qwem"]})
-    with pytest.raises(ConfigError, match=r"got 'qwem'; wanted one or more of llama, qwen, replay\.older; .*mean 'qwen'\?"):
+    with pytest.raises(
+        ConfigError, match=r"got 'qwem'; wanted one or more of llama, qwen, replay\.older; .*mean 'qwen'\?"
+    ):
         notes_of(config)
 
 

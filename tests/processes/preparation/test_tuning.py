@@ -235,7 +235,10 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
             ("--tune", "--regimes", "sgt,sgt-reported"),
             r"--tune: sgt-reported: the settings of this row are fixed; cure: tune sgt instead",
         ),
-        (("--tune", "--regimes", "silent"), r"--tune: silent: wrong number of .* tuning; got 0; .* fields of SilentParam"),
+        (
+            ("--tune", "--regimes", "silent"),
+            r"--tune: silent: wrong number of .* tuning; got 0; .* fields of SilentParam",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(tmp_path, monkeypatch, words, told):
