@@ -99,7 +99,7 @@ def test_a_driver_that_hangs_is_left_alone(tmp_path: Path) -> None:
     began_s = time.monotonic()
     assert ask_driver(["-L"], path=environment["PATH"], within_s=0.2) == (
         None,
-        "nvidia-smi does not answer within 0.2 s",
+        "nvidia-smi did not answer within 0.2 s",
     )
     assert time.monotonic() - began_s < 60
 

@@ -79,7 +79,7 @@ def test_a_run_with_one_policy_more_is_another_run(tmp_path):
     earlier = dump_config(run.config) | {"policies": dump_config(whole.config)["policies"]}
     (run.folder / "config.json").write_text(json.dumps(earlier))
     assert not run.state().is_done
-    with pytest.raises(ConfigError, match="independent-7: holds a run of another configuration"):
+    with pytest.raises(ConfigError, match="independent-7: the folder holds a run of another configuration"):
         check_earlier([run])
 
 
@@ -171,7 +171,7 @@ def test_a_run_of_another_configuration_is_not_done(tmp_path):
     check_earlier([run])
     finish(run, pool={"train_prompts": 5, "held_out_prompts": 5, "seed": 1})
     assert not run.state().is_done
-    with pytest.raises(ConfigError, match="sgt-7: holds a run of another configuration"):
+    with pytest.raises(ConfigError, match="sgt-7: the folder holds a run of another configuration"):
         check_earlier([run])
 
 

@@ -65,7 +65,7 @@ def test_a_teacher_in_a_server_scores_at_temperature_one(teacher: str, engine: s
         policies = {key: kept for key, kept in config.policies.items() if key == teacher or not kept.frozen}
         return config.model_copy(update={"policies": policies | {name: table}})
 
-    told = rf"policies\.{teacher}\.rollout\.temperature: {engine} scores .* got '0\.7, and peers ask {teacher}"
+    told = rf"policies\.{teacher}\.rollout\.temperature: {engine} computes scores .* got '0\.7, and peers ask {teacher}"
     with pytest.raises(ConfigError, match=told):
         preflight(with_rollout(teacher, {"engine": engine, "temperature": 0.7}), where="test")
     check_scorers(with_rollout(teacher, {"engine": engine}), where="test")
