@@ -64,7 +64,7 @@ def test_processes_of_a_host_meet_in_its_own_folder(tmp_path: Path, monkeypatch:
 
 def test_turns_over_several_hosts_are_refused() -> None:
     hosts = (Host("h0"), Host("h1"))
-    with pytest.raises(ConfigError, match=r"because policies take turns within one host; got .*2 hosts"):
+    with pytest.raises(ConfigError, match=r"devices are shared in turns within one host; got .*2 hosts"):
         build_plan(config_of(a={"turns": True}), Path("/r"), hosts=hosts)
 
 
