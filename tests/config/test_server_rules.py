@@ -42,11 +42,7 @@ def check(rollout, **policy) -> None:
             {},
             r"server\.options: this option is not allowed",
         ),
-        (
-            {"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}},
-            {},
-            r"context_tokens.*at least .* = 64 plus",
-        ),
+        ({"engine": "vllm", "max_new_tokens": 64, "server": {"context_tokens": 64}}, {}, r"no room for .* = 64 plus"),
         ({"engine": "vllm", "server": {"url": "h:1"}}, {}, r"server\.url"),
         ({"engine": "vlm"}, {}, r"rollout\.engine"),
         (
