@@ -223,7 +223,7 @@ def _rows_of_file(path: Path, *, where: str, get: str, form: str) -> Iterator[Ro
         return
     if not path.is_file():
         what = f"data file {str(path)!r} does not exist{relative_to(path)}"
-        raise MissingError(what, where=where, wanted=form.replace("JSONL", "Parquet"), cure=get)
+        raise MissingError(what, where=where, wanted=_of_parquet(form), cure=get)
     try:
         pyarrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -241,4 +241,9 @@ def _rows_of_file(path: Path, *, where: str, get: str, form: str) -> Iterator[Ro
         got = " ".join(str(error).split())[:100]
         raise TaskError("not a valid Parquet file", where=str(path), got=got, cure=get) from None
     if not number:
-        raise TaskError("the file has no rows", where=str(path), wanted=form, cure=get)
+        raise TaskError("the file has no rows", where=str(path), wanted=_of_parquet(form), cure=get)
+
+
+def _of_parquet(form: str) -> str:
+    """Return the description of a JSONL file as that of a Parquet file."""
+    return form.replace("JSONL", "Parquet").replace("one object per line", "one example per row")

@@ -45,7 +45,7 @@ def read_problems(rows: Iterator[tuple[str, Mapping[str, Any]]], keys: Keys) -> 
         if problem and reference:
             problems.append(Problem(problem, reference, json.dumps(row, ensure_ascii=False, default=str)))
         else:
-            unusable.append(f"{place}: no {'reference answer' if problem else 'problem'} (keys {sorted(row)[:8]})")
+            unusable.append(f"{place}: no {'reference answer' if problem else 'problem text'} (keys {sorted(row)[:8]})")
     if len(unusable) > len(problems):
         got = f"{len(unusable)} unusable rows of {len(unusable) + len(problems)}"
         raise TaskError(

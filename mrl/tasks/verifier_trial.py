@@ -105,11 +105,12 @@ def _wrong(item: Item, items: Sequence[Item]) -> str:
 
 
 def _refused(task: str, table: TaskTable, item: Item, answer: str, verdict: Verdict) -> TaskError:
+    reason = FAILURES[verdict.failure].replace("the verifier's ", "whose ").replace("the verifier ", "which ")
     made = f"the output of {table.evaluator} for " * bool(table.evaluator)
     return TaskError(
         f"the verifier {table.verifier} failed on {made}the answer {answer[:60]!r} to {item.text[:60]!r}",
         where=f"tasks.{task}.verifier",
         got=f"{verdict.failure}: {verdict.words}",
         wanted="a finite number, or a dict of named finite numbers, for any text",
-        cure=f"fix the verifier: {FAILURES[verdict.failure]}",
+        cure=f"fix the verifier, {reason}",
     )

@@ -224,7 +224,10 @@ def test_what_is_no_batch_is_refused(make, make_context, receiver):
     other, zero = dict(good.denominators, other=1.0), dict(good.denominators, imitated=0.0)
     strange = Absorbed([replace(good.examples[0], component="imitate")], good.denominators)
     few = "wanted denominators above 0, one for each component: imitated, policy_gradient"
-    wrong = [(None, "got None; wanted .*Absorbed"), (strange, "a row of imitate")]
+    wrong = [
+        (None, "got None; wanted .*Absorbed"),
+        (strange, "got 'a row of the component imitate'; wanted rows of the components imitated, policy_gradient"),
+    ]
     wrong += [(Absorbed(good.examples, other), few), (Absorbed(good.examples, zero), few)]
     for absorbed, told in wrong:
         with pytest.raises(PluginError, match=told):

@@ -370,14 +370,16 @@ def test_a_key_that_the_variant_does_not_read_is_refused(build, variant):
             with pytest.raises(ConfigError, match=f"sharing.prp: {key} has no effect; got variant '{variant}'") as one:
                 build("prp", variant=variant, **{key: value})
             assert "\n" not in str(one.value)
-            assert str(one.value).endswith(f"cure: leave {key} out")
+            assert str(one.value).endswith(f"cure: remove {key}")
 
 
 @pytest.mark.parametrize("level", [None, "sequence", "geometric"])
 def test_a_weight_of_a_row_needs_a_division(build, level):
     """Without one a token has its span's ratio, which a sum over the row would count more than once."""
     levels = {} if level is None else {"weight_level": level}
-    with pytest.raises(ConfigError, match=rf"got weight_level '{level or 'geometric'}'; wanted 'token'; cure"):
+    with pytest.raises(
+        ConfigError, match=rf"needs weight_level 'token', .*; got weight_level '{level or 'geometric'}'; cure"
+    ):
         build("prp", variant="decoupled", spreading="none", **levels)
     by_token = build("prp", variant="decoupled", weight_level="token", spreading="none")
     assert by_token.components[1].spreading == "none"

@@ -113,7 +113,10 @@ def test_sources_of_a_configuration(receiver):
     ("replay", "told"),
     [
         ({"runs": "x"}, r"t: sharing\.replay\.runs: unknown key; got 'runs'; .*did you mean sharing\.replay\.run\?"),
-        ({"run": "x", "prefix": "Old."}, r"t: sharing\.replay\.prefix: not valid; got 'Old\.'; wanted small letters"),
+        (
+            {"run": "x", "prefix": "Old."},
+            r"t: sharing\.replay\.prefix: not valid; got 'Old\.'; wanted lowercase letters",
+        ),
         ({}, r"t: sharing\.replay\.run: not valid"),
         ("runs/old", r"t: sharing\.replay: not a table; got 'runs/old'; wanted \[sharing\.replay\]"),
     ],

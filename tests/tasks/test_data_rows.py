@@ -94,7 +94,9 @@ def test_a_damaged_parquet_file_is_named(tmp_path):
 
 def test_parquet_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     """The file itself is looked for first."""
-    with pytest.raises(MissingError, match=r"data file '.*rows\.parquet' is not there"):
+    with pytest.raises(
+        MissingError, match=r"data file '.*rows\.parquet' does not exist; wanted a Parquet file, one example per row: {"
+    ):
         texts(tmp_path / "rows.parquet")
     write(tmp_path / "rows.parquet", sums(0, 9))
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
@@ -160,7 +162,8 @@ def test_a_split_that_does_not_exist_is_told_with_those_that_do(split, message):
 )
 def test_one_of_several_subsets_has_to_be_chosen(names, readme, got):
     """Together they would be another data set, and one split of it might hold another."""
-    with pytest.raises(TaskError, match=rf"x: options\.subset: the data set has several, .*; got '{got}'; wanted one;"):
+    message = rf"x: options\.subset is not set, and .* several subsets; got '{got}'; wanted one of them; cure: set"
+    with pytest.raises(TaskError, match=message):
         split_files(names, readme, Split("train"), where="x")
 
 
@@ -230,7 +233,9 @@ def test_a_filter_that_keeps_no_row_is_refused(tmp_path):
 def test_a_column_of_another_name_is_asked_for(tmp_path):
     """With the nearest there is."""
     file = write(tmp_path / "rows.parquet", [{"prompts": "a", "reference": "b"}])
-    with pytest.raises(TaskError, match=r"rows\.parquet:1: row .*cure: options\.prompt_key = 'prompts'"):
+    with pytest.raises(
+        TaskError, match=r"rows\.parquet:1: the row has no key 'prompt'; .*cure: set options\.prompt_key = 'prompts'"
+    ):
         JsonlSource(str(file), {}, seed=1, where="tasks.t")
 
 

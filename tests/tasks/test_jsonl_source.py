@@ -192,5 +192,5 @@ def test_a_key_with_dots_names_a_value_within_another(write):
         item = next(open_jsonl(path, reference_key=key).items(1))
         assert (item.text, item.reference) == ("2 + 2?", reference)
     for key in ("reward_model.truth", "prompt.content", "reward_model.ground_truth.more"):
-        with pytest.raises(TaskError, match=f"row without '{key}'"):
+        with pytest.raises(TaskError, match=f"the row has no key '{key}'"):
             open_jsonl(path, reference_key=key)

@@ -116,7 +116,7 @@ def test_boxed_only_takes_nothing_else(write):
 def test_a_missing_file_says_how_to_get_it(tmp_path):
     """The cure is the command of the configuration."""
     path = str(tmp_path / "no.jsonl")
-    with pytest.raises(MissingError, match=r"tasks\.m: data file '.*no\.jsonl' is not there; .*; cure: fetch it so"):
+    with pytest.raises(MissingError, match=r"tasks\.m: data file '.*no\.jsonl' does not exist; .*; cure: fetch it so"):
         open_math(path)
 
 
@@ -124,7 +124,7 @@ def test_a_missing_file_says_how_to_get_it(tmp_path):
     ("text", "fault"),
     [('{"problem": "p", "answer": "5"}\nno json\n', r"train\.jsonl:2: not valid JSON: .*; got 'no json'"),
      ("[1]\n", r"train\.jsonl:1: not a JSON object"),
-     ('{"text": "p"}\n', r"train\.jsonl:1: no problem \(keys \['text'\]\); got '1 unusable rows of 1'.*cure: name"),
+     ('{"text": "p"}\n', r"train\.jsonl:1: no problem text \(keys \['text'\]\); got '1 unusable rows of 1'.*cure: set"),
      ('{"problem": "p", "solution": "none"}\n', r"train\.jsonl:1: no reference answer"),
      ("", r"train\.jsonl: the file is empty; wanted a JSONL file.*cure: add the prompts to the file")],
 )  # fmt: skip

@@ -180,9 +180,9 @@ def test_named_rewards_are_summed_and_kept(own):
 
 @pytest.mark.parametrize(
     ("answer", "words"),
-    [("{'right': 1, 'from': 1}", "unknown reward from, no reward form; tasks.t.reward_weights has form, right"),
-     ("{'right': 1}", "no reward form; tasks.t.reward_weights has form, right"),
-     ("1", "unknown reward (a single number), no reward form, right; tasks.t.reward_weights has form, right")],
+    [("{'right': 1, 'from': 1}", "unknown reward from, missing reward form; tasks.t.reward_weights has form, right"),
+     ("{'right': 1}", "missing reward form; tasks.t.reward_weights has form, right"),
+     ("1", "unknown reward (a single number), missing reward form, right; tasks.t.reward_weights has form, right")],
 )  # fmt: skip
 def test_rewards_of_other_names_are_failures(answer, words, own):
     """Than the task's weights have."""
@@ -195,7 +195,7 @@ def test_without_weights_the_first_answer_says_the_names(own):
     """All later ones have to have them."""
     first, second = judged({}, "{'right': 1, 'form': 1}", "{'right': 1}")
     assert (first.reward, first.failure) == (2.0, "")
-    assert second.words == "no reward form; the first answer had form, right"
+    assert second.words == "missing reward form; the first answer had form, right"
 
 
 def test_a_sum_beyond_bounds_is_a_failure(own):

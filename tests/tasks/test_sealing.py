@@ -60,8 +60,10 @@ def test_without_a_seal_answers_are_evaluated_only_where_the_task_says_so():
         print(rewards("countdown", ["", "1+1"], trusted_answers=True), rewards("sudoku", ["", "1"]))
     """
     refusal, judged = on_a_lesser_host("without_seccomp", code).split("\n")
-    assert refusal.startswith("tasks.t: answers are evaluated as code, but this host cannot seal a process (the kernel")
-    assert refusal.endswith("or tasks.t.trusted_answers = true, if nobody is harmed by such code")
+    assert refusal.startswith(
+        "tasks.t: answers are evaluated as code, but this host cannot seal a process (the kernel rejects"
+    )
+    assert refusal.endswith("or, if such code can do no harm here, set tasks.t.trusted_answers = true")
     assert judged == "[1.0, 0.0] [1.0, 0.0]"
 
 

@@ -112,7 +112,8 @@ def test_a_verifier_that_fails_on_garbage_alone_is_told(own, function, fails):
 def test_a_verifier_that_fails_on_what_its_evaluator_wrote_is_refused(own):
     """By the answer that it was made of."""
     behind = table("strict").model_copy(update={"evaluator": "own:shouted"})
-    message = r"^tasks\.t\.verifier: the verifier own:strict failed on what own:shouted made of the answer '.*' to '.*'"
+    message = r"^tasks\.t\.verifier: .* own:strict failed on the output of own:shouted for the answer '.*' to '.*'"
+    message += r".*; cure: fix the verifier, which returned neither a number nor a dict of named numbers$"
     with pytest.raises(TaskError, match=message):
         try_verifier("t", behind, seed=1)
 

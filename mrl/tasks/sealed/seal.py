@@ -111,7 +111,7 @@ def _tried(seal: Seal) -> str:
             seal.close_up(reply=write_end, memory_bytes=resource.RLIM_INFINITY, cpu_s=10)
             said = _open_doors()
         except BaseException as error:  # noqa: BLE001 - the process's outer edge; what it says is the finding
-            said = f"the kernel cannot seal a process ({error})"
+            said = f"the kernel rejects the seal: {error}"
         os.write(write_end, said.encode()[:500] or b"\0")
         os._exit(0)
     os.close(write_end)

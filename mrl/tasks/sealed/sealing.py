@@ -48,7 +48,8 @@ def sealing_of(task: str, table: TaskTable, *, evaluates: bool) -> Sealing | Non
             f"answers are evaluated as code, but this host cannot seal a process ({reason})",
             where=f"tasks.{task}",
             wanted="seccomp filters (Linux on x86-64 or AArch64)",
-            cure=f"use another host or data set, or run the code unsealed with tasks.{task}.trusted_answers = true",
+            cure="use another host or data set, or, if such code can do no harm here, "
+            f"set tasks.{task}.trusted_answers = true",
         )
     return Sealing(table.evaluator, is_trusted=table.trusted_answers)
 

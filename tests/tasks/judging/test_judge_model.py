@@ -154,7 +154,9 @@ def test_failures_of_a_judge_are_failures_of_the_verifier(server: Server, tmp_pa
     )
     (verdict,), counts = verdicts(task(server.url, failed_reward=-0.5), "yes", tmp_path=tmp_path)
     assert (verdict.reward, verdict.failure) == (-0.5, RAISED)
-    assert verdict.words.startswith("JudgeError: the judge said 'I like it.'; wanted a score from 0 to 10 as ")
+    assert verdict.words.startswith(
+        "JudgeError: the judge said 'I like it.'; wanted a score from 0 to 10 that matches '"
+    )
     assert (counts["verify/failures/raised"], counts["verify/judge/completion_tokens"]) == (1.0, 3.0)
     assert not list((tmp_path / "kept").rglob("*"))
 
