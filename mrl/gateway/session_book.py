@@ -139,9 +139,7 @@ class SessionBook:
         if (session := self._taken.get(name)) is None:
             return []
         if policy not in ("", session.policy) or task not in ("", session.task):
-            words = (
-                f"session {name} is for {session.policy} and task {session.task}; use another name for another session"
-            )
+            words = f"session {name} is for policy {session.policy} and task {session.task}; use another name"
             raise ChatMistake(words, code="other_session", status=409)
         session.touched_s = self._clock()
         return [session]

@@ -207,8 +207,8 @@ def test_weights_that_do_not_fit_change_nothing(make, save, damage, message):
     ("content", "message"),
     [
         (None, r"other: no \*\.safetensors"),
-        (b"", "model.safetensors: no safetensors header"),
-        (b"\x08\0\0\0\0\0\0\0 not one", "model.safetensors: no safetensors header"),
+        (b"", "model.safetensors: invalid safetensors header"),
+        (b"\x08\0\0\0\0\0\0\0 not one", "model.safetensors: invalid safetensors header"),
     ],
 )
 def test_weights_that_cannot_be_read_change_nothing(make, save, content, message):
@@ -419,7 +419,7 @@ def test_too_little_memory_for_a_load_or_a_score_is_one_line_too(make, save, mon
     engine, folder = make(), save("next", seed=2)
     with monkeypatch.context() as patched:
         patched.setattr("mrl.engines.embedded.read_folder", lambda *_: torch.empty(TOO_MANY_BYTES))
-        with pytest.raises(DeviceError, match=r"out of memory while new weights are read"):
+        with pytest.raises(DeviceError, match=r"out of memory while reading new weights"):
             engine.load(folder, Version(0, 4))
     for name in ("score_tokens", "score_answers"):
         monkeypatch.setattr(f"mrl.engines.embedded.{name}", lambda *_, **__: torch.empty(TOO_MANY_BYTES))
@@ -434,7 +434,7 @@ def test_too_little_memory_for_a_load_or_a_score_is_one_line_too(make, save, mon
 
 def test_more_answers_at_once_than_memory_holds_are_refused_at_the_start(make):
     """The rows of all answers that run at once are there from the start."""
-    with pytest.raises(DeviceError, match=r"out of memory for the answers .*answers_at_once"):
+    with pytest.raises(DeviceError, match=r"out of memory while allocating the key-value cache; .*answers_at_once"):
         make(max_running=1 << 46)
 
 

@@ -160,7 +160,9 @@ def test_an_answer_that_the_server_cut_short_is_no_answer():
 
     async def script() -> None:
         answer = asyncio.ensure_future(serving(server).answer(request(1, 2), 0))
-        with pytest.raises(EngineError, match=r"context; got '2 tokens before it, 6 to sample'; cure: raise server.co"):
+        with pytest.raises(
+            EngineError, match=r"context; got '2 tokens before the answer, 6 to sample'; cure: raise server.co"
+        ):
             await to_its_end(server, answer)
 
     play(script())

@@ -423,5 +423,5 @@ def test_vllm_tells_on_a_gpu_alone(tmp_path):
     assert "--enable-return-routed-experts" not in vllm_launch.command(
         dataclasses.replace(started, tells_experts=False)
     )
-    with pytest.raises(EngineError, match=r"learner\.router_replay: vLLM on a CPU does not say"):
+    with pytest.raises(EngineError, match=r"learner\.router_replay: vLLM on a CPU does not report"):
         vllm_launch.command(dataclasses.replace(started, device="cpu"))

@@ -308,13 +308,13 @@ REFUSED = {"refused": "ValueError: not written"}
     [
         ([{}, {}], None, ""),
         ([REFUSED, REFUSED], WeightsError, r"/w: vLLM cannot serve these weights: ValueError: not written"),
-        ([{}, REFUSED], EngineLost, r"of 2 workers 1 took the weights, 1 refused, as ValueError: not written"),
-        ([REFUSED, {}], EngineLost, r"of 2 workers 1 took the weights, 1 refused"),
-        ([{}], EngineLost, r"of 2 workers 1 took the weights, 0 refused"),
-        ([REFUSED], EngineLost, r"of 2 workers 0 took the weights, 1 refused"),
-        ([{}, None], EngineLost, r"of 2 workers 1 took the weights, 0 refused"),
-        ([{}, {}, {}], EngineLost, r"of 2 workers 3 took the weights"),
-        ([], EngineLost, r"of 2 workers 0 took the weights"),
+        ([{}, REFUSED], EngineLost, r"1 of 2 workers loaded the weights, 1 refused them: ValueError: not written"),
+        ([REFUSED, {}], EngineLost, r"1 of 2 workers loaded the weights, 1 refused"),
+        ([{}], EngineLost, r"1 of 2 workers loaded the weights, 0 refused"),
+        ([REFUSED], EngineLost, r"0 of 2 workers loaded the weights, 1 refused"),
+        ([{}, None], EngineLost, r"1 of 2 workers loaded the weights, 0 refused"),
+        ([{}, {}, {}], EngineLost, r"3 of 2 workers loaded the weights"),
+        ([], EngineLost, r"0 of 2 workers loaded the weights"),
     ],
 )
 def test_an_update_of_several_workers_is_one_when_all_say_the_same(server, ask, said, error, told):
@@ -343,7 +343,7 @@ def test_vllms_own_reload_has_to_come_to_all_workers_as_well(server, ask):
         web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
     )
 
-    with pytest.raises(EngineLost, match="of 2 workers 1 took the weights"):
+    with pytest.raises(EngineLost, match="1 of 2 workers loaded the weights"):
         ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
 
 
@@ -351,7 +351,7 @@ def test_copies_of_the_model_whose_answers_vllm_keeps_to_itself_take_no_weights(
     """With data parallelism it returns what the first copy says, and nothing is touched before that is known."""
     server.answers["/get_world_size"] = lambda query: {"world_size": 4 if query["include_dp"] == "true" else 2}
 
-    with pytest.raises(EngineError, match=r"first copy.*got '2 copies'; cure: rollout\.workers"):
+    with pytest.raises(EngineError, match=r"first copy.*got '2 copies'; cure: use rollout\.workers"):
         ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
     assert server.asked == []
 

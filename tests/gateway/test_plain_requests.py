@@ -233,7 +233,11 @@ def test_token_ids_go_in_and_out(tmp_path):
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("chat/completions", {"messages": TALK, "presence_penalty": 1}, "presence_penalty = 1: the engines of a run"),
+        (
+            "chat/completions",
+            {"messages": TALK, "presence_penalty": 1},
+            "presence_penalty = 1: not supported by the engines of a run; omit presence_penalty",
+        ),
         ("chat/completions", {"messages": TALK, "response_format": {"type": "json_object"}}, "response_format = "),
         ("chat/completions", {"messages": TALK, "top_logprobs": 5}, "top_logprobs = 5"),
         ("chat/completions", {"messages": TALK, "temperature": -1}, "temperature -1: wanted 0 to 100"),
@@ -366,13 +370,13 @@ THERE_ARE = "is not served; available: qwen (now qwen@5), llama (now starting)"
         ("qwen@4", THERE_ARE),
         ("llama@5", THERE_ARE),
         ("qwen@x", THERE_ARE),
-        ("qwen@40", "mrl export 'runs/my run' --policy qwen --step 40` makes"),
+        ("qwen@40", "mrl export 'runs/my run' --policy qwen --step 40` writes one"),
         (
             "qwen@95",
             "checkpoints of qwen exist for step 40, 80, 120: `mrl export 'runs/my run' --policy qwen --step 80`",
         ),
         ("qwen@95", "`mrl eval 'runs/my run'@80 --policy qwen` evaluates it"),
-        ("qwen@", "--policy qwen --step 120` makes"),
+        ("qwen@", "--policy qwen --step 120` writes one"),
         ("qwen@" + "9" * 5000, "--step 120`"),
         ("llama@5", "other versions are not served; llama has no checkpoint yet"),
     ],

@@ -104,7 +104,9 @@ def test_a_client_names_its_session(tmp_path):
             base_url=rig.url, api_key=KEY, max_retries=0, default_headers={SESSION_HEADER: "player-7"}
         ) as client:
             opened = [await client.post("/sessions", body={"task": "guess"}, cast_to=dict) for _ in range(2)]
-            with pytest.raises(openai.ConflictError, match="player-7 is one of qwen and task guess"):
+            with pytest.raises(
+                openai.ConflictError, match="player-7 is for policy qwen and task guess; use another name"
+            ):
                 await client.post("/sessions", body={"task": "letters"}, cast_to=dict)
             waiting = asyncio.ensure_future(elsewhere(other.reset, 8, {}))
             asking = asyncio.ensure_future(ask(client, "1 + 2?"))
@@ -279,7 +281,7 @@ def test_a_turn_that_is_given_up_ends_its_stream_with_the_reason(tmp_path):
     (begun, events), (refused, _) = run(tmp_path, script)
     assert (begun, refused) == (200, 400)
     assert json.loads(events[0].removeprefix("data: "))["choices"][0]["delta"]["content"] == "Le"
-    assert "given up" in json.loads(events[2].removeprefix("data: "))["error"]["message"]
+    assert "the engine was lost" in json.loads(events[2].removeprefix("data: "))["error"]["message"]
 
 
 def test_models_are_the_policies(tmp_path):
@@ -479,7 +481,7 @@ def test_an_agent_hears_at_once_that_its_episode_was_given_up(tmp_path):
             asking = asyncio.ensure_future(ask(client))
             await first
             await elsewhere(seat.close)
-            with pytest.raises(openai.BadRequestError, match="given up"):
+            with pytest.raises(openai.BadRequestError, match="the engine was lost"):
                 await asking
         status, answer = await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
         return status, answer["error"]["code"], dict(rig.book.counts)["ends/given_up"]

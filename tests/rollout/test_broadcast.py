@@ -206,7 +206,7 @@ def test_a_version_that_is_not_the_newest_any_more_is_not_offered(site):
     old = site.publish(2)
     site.publish(3)
 
-    with pytest.raises(NotOffered, match=r"0\.2 is not the newest"):
+    with pytest.raises(NotOffered, match=r"0\.2 is no longer the newest"):
         worker.follow(old)
 
     assert worker.engine.version == Version(0, 1)

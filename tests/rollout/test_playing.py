@@ -485,9 +485,9 @@ def test_a_peers_turns_are_played_first_and_stand_in_the_prompt(listens, always_
 @pytest.mark.parametrize(
     ("given", "says", "words"),
     [
-        (given_turns(("one", "heard ONE")), "", "it said 'user: heard one', and to the peer"),
+        (given_turns(("one", "heard ONE")), "", "is 'user: heard one', but the peer got 'user: heard ONE'"),
         (given_turns(*[(f"{n}", f"heard {' '.join('0123'[: n + 1])}") for n in range(4)]), "", "the end"),
-        (given_turns(("one", "heard one")), "never the same", "and to the peer 'user: heard one'"),
+        (given_turns(("one", "heard one")), "never the same", "but the peer got 'user: heard one'"),
     ],
 )
 def test_an_environment_that_does_not_say_the_same_is_gone_on_with_nowhere(listens, given, says, words):

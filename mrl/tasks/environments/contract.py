@@ -52,10 +52,10 @@ TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite
 LOST, UNEQUAL, UNSAID = "lost", "unequal", "unsaid"
 ENDS = {
     DONE: "the environment ended the episode, or the policy answered without a tool call",
-    MAX_TURNS: "the episode reached the task's limit of turns",
-    MAX_TOKENS: "the episode reached the task's limit of tokens",
+    MAX_TURNS: "the task's limit of turns was reached",
+    MAX_TOKENS: "the task's limit of tokens was reached",
     CUT: "the policy's last turn was cut at its token limit",
-    GIVEN_UP: "the episode was abandoned: its agent stopped responding, the engine was lost, or the run is ending",
+    GIVEN_UP: "its agent stopped responding, the engine was lost, or the run is ending",
 }
 """Reason for the end of an episode -> its meaning. Episodes with any of these reasons but the last count."""
 FAILURES = {
