@@ -249,7 +249,7 @@ FILES = [
 
 MODELS = [
     Mistake("a name of the hub as the model", "train small.toml --policies.qwen.model Qwen/Qwen3-0.6B",
-            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': no such folder here, and the model Qwen/Qwen3-0\.6B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch small\.toml, where"),
+            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': no such folder here, and the model Qwen/Qwen3-0\.6B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch small\.toml on a host with network access"),
     Mistake("no such folder", "train small.toml --policies.qwen.model ./nowhere",
             r"no such folder \(relative to the working directory /.*\).*cure: set policies\.qwen\.source = \"ORG/NAME\" to fetch"),
     Mistake("no folder of models", "train small.toml --policies.qwen.model model/qwen",
