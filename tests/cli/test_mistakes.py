@@ -243,15 +243,15 @@ FILES = [
     Mistake("a misspelt option of a task", "check small.toml --tasks.sums.options.promt_key question",
             r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
     Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
-            r'tasks\.sums\.verifier: no such verifier; got \'mine\'; wanted "module:name".*cure: "mine:FUNCTION" for one of a module'),
+            r'tasks\.sums\.verifier: no such verifier; got \'mine\'; wanted "module:name".*cure: for a verifier of your own: "mine:FUNCTION"'),
     Mistake("no such verifier", "train small.toml --tasks.sums.verifier nowhere:judge", r"No module named 'nowhere'"),
 ]  # fmt: skip
 
 MODELS = [
     Mistake("a name of the hub as the model", "train small.toml --policies.qwen.model Qwen/Qwen3-0.6B",
-            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': no such folder here, and the model Qwen/Qwen3-0\.6B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch small\.toml, where"),
+            r"policies\.qwen\.model = 'Qwen/Qwen3-0\.6B': no such folder here, and the model Qwen/Qwen3-0\.6B of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'; cure: mrl fetch small\.toml on a host with network access"),
     Mistake("no such folder", "train small.toml --policies.qwen.model ./nowhere",
-            r"no such folder \(relative to /.*, the folder that mrl was started in\).*cure: set policies\.qwen\.source = \"ORG/NAME\" to fetch"),
+            r"no such folder \(relative to the working directory /.*\).*cure: set policies\.qwen\.source = \"ORG/NAME\" to fetch"),
     Mistake("no folder of models", "train small.toml --policies.qwen.model model/qwen",
             r"policies\.qwen\.model = 'model/qwen': no such folder here, and the model model/qwen of the hub is not on this machine; got 'HF_HUB_OFFLINE is set'"),
     Mistake("a folder's name is misspelt", "train small.toml --policies.qwen.model models/qven",
@@ -270,9 +270,9 @@ MODELS = [
             both(model("model.safetensors", None), model("pytorch_model.bin", b"PK"))),
     Mistake("a Git LFS pointer", "train small.toml", r"model\.safetensors is a Git LFS pointer.*cure: git -C models/qwen lfs pull",
             model("model.safetensors", LFS)),
-    Mistake("weights cut off", "train small.toml", r"model\.safetensors is cut off; got '\d+ bytes'; wanted \d+ bytes, as its header says",
+    Mistake("weights cut off", "train small.toml", r"model\.safetensors is truncated; got '\d+ bytes'; wanted \d+ bytes, as its header says",
             lambda folder: write_weights(folder / "models/qwen/model.safetensors", num_elements=200, held_bytes=399)),
-    Mistake("weights cut off in their header", "train small.toml", r"model\.safetensors is no safetensors file; got 'truncated within",
+    Mistake("weights cut off in their header", "train small.toml", r"model\.safetensors is not a safetensors file; got 'truncated within",
             model("model.safetensors", (500).to_bytes(8, "little") + b"{")),
     Mistake("a shard is missing", "train small.toml", r"1 of 2 weight files are missing; got 'no b\.safetensors'",
             both(lambda folder: write_weights(folder / "models/qwen/a.safetensors", num_elements=2),
@@ -290,7 +290,7 @@ MODELS = [
             r"policies\.qwen\.model = 'models/qwen': the weights are quantized, .*got 'quantization_config in config\.json: fp8'; wanted a release of the model in bfloat16",
             described(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})),
     Mistake("a model of images without one of text", "train small.toml",
-            r"mrl trains text-only models, and transformers has none for this architecture; got .*Mistral3ForConditionalGeneration",
+            r"transformers has no text-only model for this architecture, and mrl trains no other; got .*Mistral3ForConditionalGeneration",
             described(model_type="mistral3", architectures=["Mistral3ForConditionalGeneration"])),
     Mistake("a model with states", "train small.toml",
             r"a learner cannot train this model: it has recurrent layers.*got .*model_type 'qwen3_next'.*cure: .*frozen = true and a server as its engine",
@@ -375,14 +375,14 @@ def asked(line: str, template: str | None = CHAT) -> Callable[[Path], object]:
 
 
 HAS_RENDERERS = importlib.util.find_spec("renderers") is not None
-FAMILY = r"policies\.qwen\.prompt\.family = 'qwen9': the package renderers " + (
+FAMILY = r"policies\.qwen\.prompt\.family = 'qwen9': the renderers package " + (
     r"does not know this family; wanted deepseek-r1, .*qwen3\.5"
     if HAS_RENDERERS
     else r"is not installed; cure: pip install 'mrl\[renderers\]'"
 )
 PROMPTS = [
     Mistake("a system message without a template", "check small.toml",
-            r"policies\.qwen\.prompt\.system: the model has no "
+            r"policies\.qwen\.prompt\.system: "
             r"needs a chat template, and the model has none.*wanted chat_template\.jinja.*cure: policies\.qwen\.prompt\.chat_template = FILE",
             asked('system = "Be brief."', None)),
     Mistake("a family without a template", "check small.toml",
@@ -398,7 +398,7 @@ PROMPTS = [
     Mistake("an option that the template does not read", "check small.toml",
             r"models/qwen/chat_template\.jinja: policies\.qwen\.prompt\.template_options\.enable_thinking: the chat template does not use this option.*got 'enable_thinking = False'",
             asked("template_options = { long = true, enable_thinking = false }")),
-    Mistake("no such template", "check small.toml", r"policies\.qwen\.prompt\.chat_template: cannot be read \(No such file or directory\) \(relative to",
+    Mistake("no such template", "check small.toml", r"policies\.qwen\.prompt\.chat_template: cannot read the file \(No such file or directory\) \(relative to",
             asked('chat_template = "nowhere.jinja"')),
     Mistake("a template that is none", "check small.toml", r"policies\.qwen\.prompt\.chat_template: the file contains no Jinja template",
             asked('chat_template = "sums.jsonl"')),
@@ -411,7 +411,7 @@ PROMPTS = [
     Mistake("prompts that bring a BOS", "check small.toml",
             r"a prompt would begin with two BOS tokens.*one <\|bos\|>, which the template adds; cure: remove <\|bos\|> from the beginning of the prompts of sums",
             both(asked("stop = ['x']"), data(rows(60) + rows(1, prompt="<|bos|>1 + 1")))),
-    Mistake("a system message that brings a BOS", "check small.toml", r"two BOS.*cure: take it off policies\.qwen\.prompt\.system",
+    Mistake("a system message that brings a BOS", "check small.toml", r"two BOS.*cure: remove <\|bos\|> from the beginning of policies\.qwen\.prompt\.system",
             asked('system = "<|bos|>Be brief."')),
     Mistake("an empty stop string", "check small.toml", r"policies\.qwen\.prompt\.stop\.0: not valid; wanted at least 1 character", asked('stop = [""]')),
 ]  # fmt: skip
@@ -477,7 +477,7 @@ TRACKERS = [
             tracked("kind = 'wandb', options = { entiti = 'me' }")),
     Mistake("a tracker's key in the configuration", "train small.toml", r"got 'api_key'; .*cure: leave it out: give keys through the environment",
             tracked("kind = 'wandb', options = { api_key = 'x' }")),
-    Mistake("an option of another type", "train small.toml", r"trackers\.0\.options\.private: not valid; got 'yes'; wanted true or false",
+    Mistake("an option of another type", "train small.toml", r"trackers\.0\.options\.private: invalid value; got 'yes'; wanted true or false",
             tracked("kind = 'trackio', options = { private = 'yes' }")),
     Mistake("samples of answers that are not kept", "train small.toml",
             r"trackers\.0\.samples: samples come from kept answers, but run\.rollouts_mib = 0 keeps none; got 4; cure: set --run.rollouts_mib 64",
@@ -492,17 +492,17 @@ EVALUATIONS = [
             edit("[run]", "[tasks.talk]\nsource = 'agent'\ndataset = 'outside'\noptions = { size = 60 }\n[run]")),
     Mistake("a run without checkpoints", "eval runs/small", r"checkpoints/qwen: no checkpoint found; cure: wait until the run has saved its first",
             run_exists),
-    Mistake("a step that is no number", "eval runs/small@last", r"runs/small@last: no step; got 'last'; wanted RUN@STEP", run_exists),
+    Mistake("a step that is no number", "eval runs/small@last", r"runs/small@last: not a step; got 'last'; wanted RUN@STEP with a whole number, or RUN alone", run_exists),
     Mistake("a policy that is not in the run", "eval runs/small --policy gwen", r"no such policy that learns; got 'gwen'; wanted qwen or llama",
             run_exists),
     Mistake("a task that is not there", "eval runs/small --tasks sum", r"--tasks: no such task; got 'sum'; wanted sums; cure: did you mean sums\?",
             run_exists),
     Mistake("more drawn than sampled", "eval runs/small --samples 4 --k 1,8", r"--k: pass@k needs at least k answers.*got 'k = 8 with 4 answers'; wanted k from 1 to 4",
             run_exists),
-    Mistake("a k that is a word", "eval runs/small --k one", r"--k: not valid; got 'one'; wanted whole numbers with commas", run_exists),
+    Mistake("a k that is a word", "eval runs/small --k one", r"--k: invalid value; got 'one'; wanted whole numbers, separated by commas", run_exists),
     Mistake("a k of nothing", "eval runs/small --k 0", r"got 'k = 0 with 1 answer'; wanted k from 1 to 1", run_exists),
-    Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: not valid; got -1\.0; wanted 0 to 2", run_exists),
-    Mistake("top-p of nothing", "eval runs/small --top-p 0", r"--top-p: not valid; got 0\.0; wanted above 0, and at most 1", run_exists),
+    Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: invalid value; got -1\.0; wanted 0 to 2", run_exists),
+    Mistake("top-p of nothing", "eval runs/small --top-p 0", r"--top-p: invalid value; got 0\.0; wanted above 0, and at most 1", run_exists),
     Mistake("no tasks for a model", "eval models/qwen", r"no tasks to evaluate on; got 'models/qwen'; .*--config quickstart"),
     Mistake("a folder that is no model", "eval models --config small.toml", r"mrl eval models = 'models': config\.json is missing"),
     Mistake("a misspelt run", "eval runs/smal --config small.toml", r"no such run, model folder, or model on the hub; got 'runs/smal'.*did you mean runs/small\?",
@@ -529,8 +529,8 @@ VERIFIERS = [
 
 NOTES = [
     Mistake("a verifier that gives half", CHECK_OWN, r"the verifier gave references and wrong answers the same reward: there is nothing to learn from", judged("return 0.5")),
-    Mistake("a verifier that gives five", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 5 .*wrong: \S.* 0 ", judged("return 5.0 * (answer == reference)")),
-    Mistake("a verifier that punishes", CHECK_OWN, r"own_verifier:judge gave .*reference: \d+ 1 .*wrong: \S.* -1 ", judged("return 2.0 * (answer == reference) - 1.0")),
+    Mistake("a verifier that gives five", CHECK_OWN, r"rewards of own_verifier:judge .*reference: \d+ 5 .*wrong: \S.* 0 ", judged("return 5.0 * (answer == reference)")),
+    Mistake("a verifier that punishes", CHECK_OWN, r"rewards of own_verifier:judge .*reference: \d+ 1 .*wrong: \S.* -1 ", judged("return 2.0 * (answer == reference) - 1.0")),
     Mistake("a verifier that reads only what its evaluator writes", f"{CHECK_OWN} --tasks.sums.evaluator json:dumps",
             r"garbage: .* 0 \(raised: .*own_verifier:judge failed on unevaluated texts: a fault only if json:dumps can return such texts",
             judged("import json; return float(json.loads(answer) == reference)")),
@@ -541,7 +541,7 @@ NOTES = [
     Mistake("adapters merged in 16 bits", "check small.toml --policies.qwen.learner.lora.rank 4 --policies.qwen.rollout.embedded_dtype bfloat16",
             r"note: policies\.qwen\.rollout\.weights = 'files' merges the adapters into bfloat16 weights, whose rounding"),
     Mistake("inputs offloaded without a GPU", "check small.toml --policies.qwen.learner.activation_checkpointing true --policies.qwen.learner.activation_offload true",
-            r'note: policies\.qwen\.learner\.activation_offload saves nothing on "cpu"'),
+            r'note: policies\.qwen\.learner\.activation_offload saves no memory on "cpu"'),
     Mistake("a group of one that shares", "check small.toml --policies.qwen.rollout.group_size 1",
             r"note: policies\.qwen\.rollout\.group_size = 1: the policy's own answer is compared only with what sgt takes from peers"),
     Mistake("trackers", "check small.toml", r"tracker trackio: project games tracker wandb: project mrl, files in /.*runs/small/trackers/wandb prompts",
@@ -552,9 +552,9 @@ NOTES = [
             both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked('history = "sampled"', None))),
     Mistake("a template that drops reasoning", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history = 'template': the chat template drops the reasoning",
             both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked("assistant_prefill = ''", FORGETFUL))),
-    Mistake("a history without episodes", "check small.toml", r"note: policies\.qwen\.prompt\.history: no task has episodes",
+    Mistake("a history without episodes", "check small.toml", r"note: policies\.qwen\.prompt\.history: has no effect, because no task has episodes",
             asked('history = "template"')),
-    Mistake("a history under a template that keeps all", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history: the chat template keeps the reasoning",
+    Mistake("a history under a template that keeps all", "check small.toml --pool.train_prompts 40 --pool.held_out_prompts 8", r"note: policies\.qwen\.prompt\.history: has no effect, because the chat template keeps the reasoning",
             both(edit("[run]", "[tasks.game]\nsource = 'environment'\ndataset = 'higher_lower'\noptions = { size = 60 }\n[run]"), asked('history = "template"'))),
     Mistake("no such folder, in a check", "check small.toml --policies.qwen.model ./far/Own",
             r"qwen \./far/Own \(no such folder\).*note: policies\.qwen: the model is not here yet, and its name does not tell its size"
@@ -720,7 +720,7 @@ def test_a_folder_that_is_started_from_elsewhere_is_said(place: Path, capsys: py
     elsewhere.mkdir()
     os.chdir(elsewhere)
     assert main(["train", "../small.toml", "--policies.qwen.model", "./models/qwen"]) == 2
-    assert f"no such folder (relative to {elsewhere}, the folder that mrl was started in)" in capsys.readouterr().err
+    assert f"no such folder (relative to the working directory {elsewhere})" in capsys.readouterr().err
 
 
 def test_defaults_follow_from_the_model(place: Path) -> None:

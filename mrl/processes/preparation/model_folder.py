@@ -227,7 +227,7 @@ def _check_has_causal(kind: str, architectures: list[str], where: str) -> None:
 
     if not has_causal_model(kind):
         raise ModelFolderError(
-            "mrl trains text-only models, and transformers has none for this architecture",
+            "transformers has no text-only model for this architecture, and mrl trains no other",
             where=where,
             got=f"{architectures[0]} (model_type {kind!r})",
             wanted="a ...ForCausalLM in config.json",
