@@ -72,9 +72,9 @@ def test_check_lists_what_is_still_to_be_fetched(
     assert main(["check", str(config)]) == 0
     out = capsys.readouterr().out
     assert out.count(f"    mrl fetch {config}\n") == 2
-    assert f"policies.one.model = '{tmp_path / 'one'}': the model maker/One-2B is not there" in out
-    assert f"policies.two.model = '{tmp_path / 'two'}': the model maker/Two-1B is not there" in out
-    assert f"tasks.sums: data file '{tmp_path / 'sums.jsonl'}' is not there" in out
+    assert f"policies.one.model = '{tmp_path / 'one'}': the model maker/One-2B is missing" in out
+    assert f"policies.two.model = '{tmp_path / 'two'}': the model maker/Two-1B is missing" in out
+    assert f"tasks.sums: data file '{tmp_path / 'sums.jsonl'}' does not exist" in out
     assert "fetch the sums" in out
     assert "GPUs: at least 2, best 6; visible on this host: 0" in out
     assert "cuda 1,2" in out, "the two ranks of a learner"
@@ -102,7 +102,7 @@ def test_check_tells_what_was_chosen_for_keys_left_out(config: Path, capsys: pyt
     assert "policies.one.learner.attention_kernel" not in told
     assert told["policies.one.learner.data_timeout_s"] == "380"
     assert told["allocation.hung_s"] == "200"
-    assert "policies.one.learner.precision: float32 on a GPU has no flash attention" in out
+    assert "policies.one.learner.precision: float32 on a GPU is several times slower than bfloat16" in out
     assert "policies.two.learner.precision: float32" not in out
 
 
@@ -256,7 +256,7 @@ def test_train_refuses_with_the_one_command_that_helps(
 
     assert "policies.one.device: no GPU is visible on this host" in refusal()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert "sums.jsonl' is not there; " in (line := refusal())
+    assert "sums.jsonl' does not exist; " in (line := refusal())
     assert "cure: fetch the sums" in line
     fetch(tmp_path)
     shutil.rmtree(tmp_path / "one")
@@ -378,7 +378,7 @@ def test_every_pair_that_a_configuration_names_is_one_command(
     for key in ("model", "source"):
         assert [word for word in words if word.endswith(f".{key}")]
     for source in sources_of(words):
-        assert f"the model {source} is not there" in out
+        assert f"the model {source} is missing" in out
 
 
 def sources_of(words: list[str]) -> set[str]:

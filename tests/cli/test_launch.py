@@ -33,18 +33,21 @@ def config(tmp_path: Path) -> str:
     ("words", "part"),
     [
         (["--gpus", "2"], "--gpus has no effect without --slurm; cure: add --slurm"),
-        (["--requeue"], "--requeue asks SLURM"),
+        (["--requeue"], "--requeue has no effect without --slurm; cure: add --slurm"),
         (["--slurm"], "--slurm requires --cpus"),
-        (["--slurm", "--cpus", "9", "--heterogeneous", "--separate"], "--heterogeneous and --separate exclude"),
-        (["--slurm", "--cpus", "9", "--submit", "--dry-run"], "--submit and --dry-run exclude"),
-        (["--slurm", "--cpus", "9", "--hosts", "a,b"], "--hosts with --slurm: not a number; got 'a,b'"),
-        (["--slurm", "--cpus", "9", "--hosts", "0"], "--hosts with --slurm: not a number"),
+        (
+            ["--slurm", "--cpus", "9", "--heterogeneous", "--separate"],
+            "--heterogeneous and --separate cannot be combined",
+        ),
+        (["--slurm", "--cpus", "9", "--submit", "--dry-run"], "--submit and --dry-run cannot be combined"),
+        (["--slurm", "--cpus", "9", "--hosts", "a,b"], "--hosts must be a number with --slurm; got 'a,b'"),
+        (["--slurm", "--cpus", "9", "--hosts", "0"], "--hosts must be a number with --slurm"),
         (
             ["--slurm", "--cpus", "9", "--hosts", "2", "--exchange.host", "127.0.0.1"],
             "exchange.host: with several hosts",
         ),
         (["--hosts", "a,b"], "needed to start commands on other hosts"),
-        (["--hosts", "a,a"], "stands twice"),
+        (["--hosts", "a,a"], "--hosts: duplicate host; got 'a'"),
         (["--clean", "--resume"], "not allowed with"),
     ],
 )

@@ -450,7 +450,7 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     assert 'learner.sharding = "shard"' in told
     assert "would still need 300 MiB; more sharded ranks" in told
     small = LearnerTable.model_validate(LEAST)
-    assert cure(small, 100.0).startswith("more ranks")
+    assert cure(small, 100.0).startswith("more sharded ranks")
 
 
 def test_moments_go_where_there_is_room() -> None:
@@ -482,7 +482,7 @@ def test_all_cures_are_those_that_are_left() -> None:
     adapters = LearnerTable.model_validate({"precision": "bfloat16", "lora": {}})
     assert "parameter_dtype" not in all_cures(adapters, on_device=True), "their folder may be in float32"
     least = LearnerTable.model_validate(LEAST)
-    assert all_cures(least, on_device=False).startswith("more ranks")
+    assert all_cures(least, on_device=False).startswith("more sharded ranks")
 
 
 @pytest.mark.parametrize("seed", range(20))

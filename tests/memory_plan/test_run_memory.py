@@ -196,7 +196,7 @@ def test_nothing_of_a_server_that_somebody_else_started_is_counted(config: Path)
 def test_a_cache_that_is_no_number_is_one_line(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the environment's, which nothing else looks at."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "much")
-    with pytest.raises(ConfigError, match=r"VLLM_CPU_KVCACHE_SPACE .*got 'much'; wanted a whole number of GiB"):
+    with pytest.raises(ConfigError, match=r"variable VLLM_CPU_KVCACHE_SPACE; got 'much'; wanted a whole number of GiB"):
         memory_plan(*planned(config, "sleep"))
 
 

@@ -59,7 +59,7 @@ def test_a_batch_without_answer_tokens_never_reaches_it() -> None:
     [
         ("cpu", None, None, "requires a Hopper GPU; got 'a CPU'"),
         ("cuda", (8, 0), None, "requires a Hopper GPU; got 'A100'; wanted compute capability 9.0; cure: .*chunked"),
-        ("cuda", (9, 0), 30.0, "knows no soft cap of logits; got 30.0; cure: .*chunked"),
+        ("cuda", (9, 0), 30.0, "does not support soft-capped logits; got 30.0; cure: .*chunked"),
     ],
 )
 def test_other_devices_and_models_are_refused(

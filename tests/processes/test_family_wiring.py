@@ -152,7 +152,7 @@ def test_tools_without_readable_calls_name_the_key(run):
     ("family", "error"),
     [
         ("qwen9", r"^policies\.p\.prompt\.family = 'qwen9': the renderers package does not know this family"),
-        ("glm-4.5", r"^policies\.p\.prompt\.family = 'glm-4\.5': the package renderers cannot use"),
+        ("glm-4.5", r"^policies\.p\.prompt\.family = 'glm-4\.5': the renderers package cannot use"),
         (
             "prime-qwen3",
             r"^policies\.p\.prompt\.family = 'prime-qwen3': the chat template and the family render a conversation",

@@ -371,7 +371,7 @@ def test_answers_kept_from_peers_are_told(make_run: Callable[..., Path]) -> None
         values = {"reward/mean": 1.0, "sharing/withheld_answers": 6.0}
         writer.write(MetricsRecord(role="learner/qwen", policy="qwen", step=step, time_unix_s=9e9, values=values))
     writer.close()
-    assert "qwen kept 12 right answers from its peers" in write_report(folder).read_text()
+    assert "qwen withheld 12 correct answers from its peers" in write_report(folder).read_text()
 
 
 def test_policies_that_do_not_meet_are_told(make_run: Callable[..., Path]) -> None:

@@ -55,8 +55,11 @@ def test_what_was_suppressed_is_told_once_per_window(refusals, clock):
         refusals.settle()
         refusals.note("unknown_key", "quiet")
     assert [(line["event"], line["who"], line.get("suppressed")) for line in lines] == [
-        ("refused", "quiet", None), ("refused", "loud", None), ("refused again", "loud", 4), ("refused", "quiet", None)
-    ]  # fmt: skip
+        ("client refused", "quiet", None),
+        ("client refused", "loud", None),
+        ("client refused again", "loud", 4),
+        ("client refused", "quiet", None),
+    ]
 
 
 def test_a_crowd_shares_one_line(refusals, clock):

@@ -119,7 +119,9 @@ def test_answers_go_to_the_newest_link_of_a_client(make_server, make_client, unt
 def test_a_busy_port_is_one_clear_line(make_server):
     """The person learns which port, and what to change."""
     port = port_of(make_server().address)
-    with pytest.raises(AddressError, match=rf"127\.0\.0\.1:{port}.*busy.*cure: set another port"):
+    with pytest.raises(
+        AddressError, match=rf"127\.0\.0\.1:{port}: .*the port is already in use; cure: set another port"
+    ):
         make_server(port=port)
 
 

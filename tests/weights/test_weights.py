@@ -78,7 +78,7 @@ def test_a_tensor_that_is_not_there_is_named(tiny_model, tmp_path):
     del weights["model.norm.weight"]
     save_file(weights, path.with_name("model.safetensors"))
 
-    with pytest.raises(WeightsError, match=r"lacks model\.norm\.weight"):
+    with pytest.raises(WeightsError, match=r"published tensor model\.norm\.weight is missing"):
         verify(path)
 
 

@@ -158,7 +158,7 @@ def _check_turns(key: str, policy: PolicyTable) -> None:
                 f"{key}.{name}: cannot be combined with turns = true",
                 got=got,
                 wanted=wanted,
-                cure=f"or set {key}.turns = false",
+                cure=f"set {key}.turns = false, if that cannot be changed",
             )
 
 
@@ -324,7 +324,7 @@ def _check_replay(spot: str, policy: PolicyTable) -> None:
         raise ConfigError(
             f"{spot}: vLLM on a CPU does not report the chosen experts",
             wanted='rollout.engine = "sglang" or "embedded", or vllm with device = "cuda"',
-            cure=f"or remove {spot}",
+            cure=f"remove {spot}, if that cannot be changed",
         )
 
 

@@ -111,7 +111,9 @@ def test_rates_and_their_bounds_decide() -> None:
     found.rates = {"a": 0.75, "b": 0.74, "c": 0.26, "d": 0.25}
     assert [found.takes(0, prompt_id) for prompt_id in "abcd"] == [False, True, True, False]
     assert found.values() == {"curriculum/solved_share": 1 / POOL, "curriculum/hopeless_share": 1 / POOL}
-    with pytest.raises(ConfigError, match=r"pool\.hopeless_rate: .* at once; got 0\.5; wanted < 0\.5, which is"):
+    with pytest.raises(
+        ConfigError, match=r"pool\.hopeless_rate: .* at the same time; got 0\.5; wanted < pool\.solved_rate = 0\.5"
+    ):
         check_rules(config(solved_rate=0.5, hopeless_rate=0.5), where="test")
 
 

@@ -94,7 +94,7 @@ def test_turns_over_several_hosts_are_refused() -> None:
 def test_what_cannot_leave_a_device_is_refused(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
         check_rules(config_of(a={"turns": True, **keys}), where="test")
-    assert "cure: or policies.a.turns = false" in str(refused.value)
+    assert "cure: set policies.a.turns = false" in str(refused.value)
 
 
 def on_units(units: list[str], residency: str = "stop", **policies: dict[str, Any]) -> RunConfig:

@@ -358,7 +358,7 @@ def test_a_tuning_that_is_not_done_is_shown_as_far_as_it_came(tmp_path, capsys):
     """With `--only-table`: rungs that there are, runs to go, exit code 1; none of them counts as failed."""
     asked = arguments(tmp_path, *ASKED, "--tune", "8", "--tune-seeds", "5,6", "--only-table")
     assert run(asked) == 1
-    assert "runs to go before the final ones: 56" in capsys.readouterr().out
+    assert "runs left before the final ones: 56" in capsys.readouterr().out
     stopped = Trainer([0.3, 0.5, 0.2, 0.4, 0.6, 0.1, 0.6, 0.3], stop_after=35)
     with pytest.raises(KeyboardInterrupt):
         tune(changed(arguments(tmp_path, *ASKED, "--tune", "8", "--tune-seeds", "5,6")), stopped, on_rung=print)
@@ -367,7 +367,7 @@ def test_a_tuning_that_is_not_done_is_shown_as_far_as_it_came(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "step 2" in shown
     assert "step 4" not in shown
-    assert "runs to go before the final ones: 21" in shown
+    assert "runs left before the final ones: 21" in shown
     assert "failed" not in shown
 
 
