@@ -108,7 +108,7 @@ def test_the_quickstart_runs_anywhere(mrl, home) -> None:
     named = re.findall(r"^  mrl (\S+)", said.partition("next:")[2], re.MULTILINE)
     assert named == ["inspect", "export", "compare", "quickstart", "--help"]
     assert "trim" in (home / "work" / "runs" / "quickstart" / "report.html").read_text()
-    assert "exchange.sqlite holds" in mrl("inspect")
+    assert "these are the contents of" in mrl("inspect")
     assert "qwen" in mrl("export", "runs/quickstart", "--policy", "qwen")
 
 
