@@ -310,7 +310,7 @@ def test_configurations_of_papers_pass(
     assert f"{path} is valid" in out
     config = load_config(path)
     for policy in config.policies.values():
-        assert f"the model {policy.source} is not there" in out
+        assert f"the model {policy.source} is missing" in out
     assert f"    mrl fetch {path}\n" in out
     assert most_gpus(config) == least_gpus(config) == 8
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")

@@ -77,7 +77,7 @@ def test_columns_of_other_names_are_said(place: Path, capsys: pytest.CaptureFixt
     (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["init", "models/qwen", "models/llama", "--data", "sums.jsonl"]
     assert main(words) == 2
-    assert "or --prompt-key of `mrl init`" in capsys.readouterr().err
+    assert "or use --prompt-key of `mrl init`" in capsys.readouterr().err
     assert main([*words, "--prompt-key", "question"]) == 2
     assert "or --reference-key of `mrl init`" in capsys.readouterr().err
     assert main([*words, "--prompt-key", "question", "--reference-key", "sum"]) == 0

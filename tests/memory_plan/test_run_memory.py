@@ -217,7 +217,9 @@ def test_what_sleeps_and_all_that_runs_beside_it_have_to_fit(config: Path) -> No
     leased_mib = sum(need.host_mib for need in on_units(needs).values())
     assert leased_mib < wanted_mib, "learners count, too"
     check_sleepers(*asleep, host_mib=1.01 * wanted_mib, where="r.toml")
-    with pytest.raises(ConfigError, match=rf"r.toml: .*got '{wanted_mib:.0f} MiB, {leased_mib:.0f} of them on units"):
+    with pytest.raises(
+        ConfigError, match=rf"r.toml: .*got '{wanted_mib:.0f} MiB, {leased_mib:.0f} of them for engines on units"
+    ):
         check_sleepers(*asleep, host_mib=0.99 * wanted_mib, where="r.toml")
     check_sleepers(*ending, host_mib=1.0, where="r.toml")
 

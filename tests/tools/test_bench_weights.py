@@ -26,7 +26,7 @@ def test_a_run_without_peft_says_so_and_ends_with_its_figures():
 
     assert done.returncode == 1, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("not measured from here on: learner.lora: the package peft is not there")
+    assert lines[0].startswith("not measured from here on: learner.lora: the peft package is not installed")
     told = json.loads(lines[-1])
     assert told["bench"] == "weights"
     values = {row["name"]: row["value"] for row in told["rows"]}
