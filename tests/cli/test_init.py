@@ -79,7 +79,7 @@ def test_columns_of_other_names_are_said(place: Path, capsys: pytest.CaptureFixt
     assert main(words) == 2
     assert "or use --prompt-key of `mrl init`" in capsys.readouterr().err
     assert main([*words, "--prompt-key", "question"]) == 2
-    assert "or --reference-key of `mrl init`" in capsys.readouterr().err
+    assert "or use --reference-key of `mrl init`" in capsys.readouterr().err
     assert main([*words, "--prompt-key", "question", "--reference-key", "sum"]) == 0
     assert 'options = { prompt_key = "question", reference_key = "sum" }\n' in (place / "mine.toml").read_text()
     assert main(["check", "mine.toml"]) == 0
