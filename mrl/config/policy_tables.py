@@ -278,7 +278,7 @@ class LearnerTable(Table):
     """Whether the learner sends tokens of a mixture of experts to the experts that the engine chose when it sampled
     them; the gate values are the learner's (R3)."""
     compile: bool = False
-    """Whether blocks are compiled by torch.compile: faster passes after a minute (needs a C++ compiler)."""
+    """Whether torch.compile compiles blocks: faster passes after a minute of compiling (needs a C++ compiler)."""
     attention_kernel: Literal["rows", "varlen", "auto"] = "rows"
     """Kernel for attention over packed rows: "rows" makes one call per row length, on any device; "varlen" is torch's
     flash kernel, one call for rows of all lengths, on Ampere or newer GPUs in bfloat16; "auto" tests "varlen" at the
@@ -323,7 +323,7 @@ class LearnerTable(Table):
     """Tokens of one forward and backward pass; the prompt counts with every answer. Left out on "cpu": fewer, if a
     large model would otherwise not fit into main memory."""
     mismatch_alarm_nats: float = Field(default=0.2, gt=0)
-    """Divergence of a step's tokens (k3, learner against engine) above which a warning is logged and counted."""
+    """Divergence of a step's sampled tokens (k3, learner against engine) above which a warning is counted."""
     data_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds after which a learner fails, and names the missing data, while no worker reports, or no worker samples,
     verifies or loads anything. Left out: 20 s more for each GB of the model's weights."""

@@ -96,7 +96,7 @@ def take_over(store: Store, contents: Contents, replay: Replay, limits: Limits) 
         return contents, None
     entries, left_out, unreadable = _newest(replay, contents.last_number, limits)
     if not entries:
-        found = f"{unreadable} unreadable rows" if unreadable else "no rows"
+        found = f"{unreadable} unreadable rows" if unreadable else "none within the limits of age and memory"
         raise RunFolderError("no records that can be replayed", where=str(replay.folder), got=found)
     transaction = Transaction(inserts=entries)
     if failure := store.commit(transaction):

@@ -269,7 +269,7 @@ class JoinedHost:
         for policy in set(order.stopped) - self._lifecycle.stopped:
             self._lifecycle.stop(policy, now_s)
         if order.phase == "stopping":
-            self._lifecycle.end(0, "the run has ended", now_s)
+            self._lifecycle.end(0, "the run is ending", now_s)
 
     def _measure(self, now_s: float) -> None:
         if now_s >= self._measure_s:

@@ -53,7 +53,7 @@ LEARNING = (
     ("Loss", "loss/total", "loss (nats)", None, "Sum of all loss components."),
     ("Uncertainty of the policy", "entropy/sampled_nats", "-log p (nats)", 0.0, "Mean over own tokens; near 0 the"
      " policy no longer explores."),
-    ("Gradient norm", "optim/grad_norm", "norm before clipping", 0.0, "Persistent peaks: the steps are too large."),
+    ("Gradient norm", "optim/grad_norm", "norm before clipping", 0.0, "Persistent peaks suggest too large steps."),
     ("Clipped tokens", "ratio/clip_share", "share of own tokens", 0.0, "Tokens whose gradient is removed by clipping."),
     ("Length of answers", "tokens/answer_mean", "tokens", 0.0, "Answers are cut off at max_new_tokens."),
     ("Learning rate", "optim/lr", "learning rate", 0.0, ""),

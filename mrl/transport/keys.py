@@ -123,7 +123,7 @@ def revoke_client_key(folder: Path, name: str) -> KeyEntry:
         if name not in living:
             known = any(entry.grant.name == name for entry in entries)
             what = "the key is already revoked" if known else "no such key"
-            raise ConfigError(what, where=str(folder), got=name, wanted=f"one of {', '.join(living)}")
+            raise ConfigError(what, where=str(folder), got=name, wanted=f"one of {', '.join(living)}" if living else "")
         revoked = _revoked(living[name])
         write_entries(folder, [revoked if entry is living[name] else entry for entry in entries])
         client_file(folder, revoked.grant).unlink(missing_ok=True)

@@ -493,7 +493,7 @@ EVALUATIONS = [
     Mistake("a run without checkpoints", "eval runs/small", r"checkpoints/qwen: no checkpoint found; cure: wait until the run has saved its first",
             run_exists),
     Mistake("a step that is no number", "eval runs/small@last", r"runs/small@last: not a step; got 'last'; wanted RUN@STEP with a whole number, or RUN alone", run_exists),
-    Mistake("a policy that is not in the run", "eval runs/small --policy gwen", r"no such policy that learns; got 'gwen'; wanted qwen or llama",
+    Mistake("a policy that is not in the run", "eval runs/small --policy gwen", r"no learning policy of this name; got 'gwen'; wanted qwen or llama",
             run_exists),
     Mistake("a task that is not there", "eval runs/small --tasks sum", r"--tasks: no such task; got 'sum'; wanted sums; cure: did you mean sums\?",
             run_exists),

@@ -74,7 +74,7 @@ def _check_server(key: str, policy: PolicyTable) -> None:
         )
     for option in rollout.server.options:
         if why := _why_not(option, on_cpu=policy.device == "cpu"):
-            raise ConfigError(f"{key}.server.options: this option is not allowed", got=option, cure=f"remove it: {why}")
+            raise ConfigError(f"{key}.server.options: this option is not allowed", got=option, cure=f"remove it; {why}")
     if rollout.engine != "embedded" and not rollout.server.url:
         _check_context(key, rollout)
     for own in ("options", "python") if rollout.server.url else ():

@@ -72,7 +72,7 @@ def _check_turns(config: RunConfig) -> None:
                 f"policies.{name}.turns: other policies take turns on the same kind of device",
                 got="turns = false",
                 wanted=f"true, as policies.{others[0]}.turns",
-                cure=f"set policies.{name}.turns = true{embedded}, or turns = false for all policies",
+                cure=f"set policies.{name}.turns = true{embedded}, or turns = false for all that share it",
             )
 
 

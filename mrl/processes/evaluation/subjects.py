@@ -92,7 +92,7 @@ def _of_run(words: str, run: Path, step: int | None, *, policy: str) -> list[Eva
     config = located(read_run_config(run))
     if policy and policy not in config.learning:
         wanted = " or ".join(config.learning)
-        raise ConfigError("no such policy that learns", where=str(run), got=policy, wanted=wanted)
+        raise ConfigError("no learning policy of this name", where=str(run), got=policy, wanted=wanted)
     names = [policy] if policy else list(config.learning)
     check_here(config, names, run)
     found = []

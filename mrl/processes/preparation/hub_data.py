@@ -39,7 +39,11 @@ def pinned_data(
                 commit = commit_of(name, _asked_by(task, table, where))
             except MissingError as error:
                 is_reached = False
-                on_note(f"{error.where}: {error.what}" + f" ({error.got})" * bool(error.got) + "; using the cache")
+                on_note(
+                    f"{error.where}: {error.what}"
+                    + f" ({error.got})" * bool(error.got)
+                    + "; using what was fetched last, if any"
+                )
         tasks[task] = table.model_copy(update={"commit": commit or last_commit(name)})
     return config.model_copy(update={"tasks": tasks})
 
