@@ -50,7 +50,7 @@ class Lives:
                 "the run epoch of this policy's learner is missing or damaged",
                 where=str(self._counter),
                 wanted=f"a whole number here or in {self._file}",
-                cure=f"write to {self._counter.name} a number higher than every EPOCH in logs/ (version=EPOCH.STEP)",
+                cure=f"write a number to {self._counter.name} above every EPOCH in logs/ (version=EPOCH.STEP)",
             )
         epoch = max(known, default=-1) + 1
         self._note(Life(epoch, noted.saved_step if noted else 0))

@@ -95,7 +95,7 @@ async def _check_experts(dialect: Dialect, http: Http, sampling: Sampling, where
 def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:
     """Return the error that describes why a child ended, with the last lines of its log."""
     text, got, where = process.text(), process.tail(), f"{dialect.name}, log {process.log}"
-    what, cure = f"the server ended with code {code}", "the last lines of its log say why"
+    what, cure = f"the server ended with code {code}", "read the last lines of its log"
     if cause := [line.strip() for line in text.splitlines() if NO_MEMORY.search(line)]:
         what, got, cure = f"{what}: out of memory", cause[-1], dialect.less_memory
     elif code in KILLED and ENDS_ITSELF not in text.lower():

@@ -56,7 +56,7 @@ class SGLang:
     has_port = True
     less_memory = (
         "use a smaller model, or a smaller cache: on a CPU lower rollout.answers_at_once or server.context_tokens, "
-        'on a GPU change server.options = ["--mem-fraction-static", "0.8"]'
+        'on a GPU set another share in server.options, such as ["--mem-fraction-static", "0.8"]'
     )
 
     def __init__(self) -> None:

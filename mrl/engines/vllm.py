@@ -65,7 +65,7 @@ class VLLM:
     less_memory = (
         "use a smaller model, lower server.context_tokens, or change the size of the cache: on a CPU "
         "VLLM_CPU_KVCACHE_SPACE in the environment (GiB, default 1), on a GPU "
-        'server.options = ["--gpu-memory-utilization", "0.8"]'
+        'the share in server.options, such as ["--gpu-memory-utilization", "0.8"]'
     )
 
     def __init__(self) -> None:

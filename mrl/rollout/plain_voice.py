@@ -67,7 +67,7 @@ class PlainVoice:
             raise ValueError(f"prompt: {num_bytes:,} bytes; at most {most} tokens of {MAX_TOKEN_BYTES} bytes each")
         if request.messages:
             if request.tools and self.syntax is None:
-                cure = f"set policies.{self.policy}.prompt.family"
+                cure = f"set policies.{self.policy}.prompt.family, if the package renderers has it"
                 raise ValueError(
                     f"tools: the chat template of {self.policy} shows no tool call format that mrl knows; {cure}"
                 )

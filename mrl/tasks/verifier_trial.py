@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.rewards import FAILURES, UNEVALUATED
+from mrl.tasks.rewards import FAILURES, TOO_LONG, UNEVALUATED
 from mrl.tasks.source import Item, Source
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import distinct_items
@@ -105,12 +105,14 @@ def _wrong(item: Item, items: Sequence[Item]) -> str:
 
 
 def _refused(task: str, table: TaskTable, item: Item, answer: str, verdict: Verdict) -> TaskError:
-    reason = FAILURES[verdict.failure].replace("the verifier's ", "whose ").replace("the verifier ", "which ")
+    cure = f"fix the verifier: {FAILURES[verdict.failure]}"
+    if verdict.failure == TOO_LONG:
+        cure = "shorten the prompt or the reference of this row, or remove it"
     made = f"the output of {table.evaluator} for " * bool(table.evaluator)
     return TaskError(
         f"the verifier {table.verifier} failed on {made}the answer {answer[:60]!r} to {item.text[:60]!r}",
         where=f"tasks.{task}.verifier",
         got=f"{verdict.failure}: {verdict.words}",
         wanted="a finite number, or a dict of named finite numbers, for any text",
-        cure=f"fix the verifier, {reason}",
+        cure=cure,
     )

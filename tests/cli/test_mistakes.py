@@ -522,7 +522,7 @@ VERIFIERS = [
             judged("return float(answer.split()[-1] == reference)")),
     Mistake("a verifier that returns nothing", TRAIN_OWN, r"no_number: returned None, which is not a number \(own_verifier\.py:1 in judge\)", judged("pass")),
     Mistake("a verifier that returns text", TRAIN_OWN, r"no_number: returned 'right', which is not a number", judged("return 'right'")),
-    Mistake("a verifier that returns no number", TRAIN_OWN, r"not_finite: returned nan .*cure: fix the verifier, which returned NaN or an infinity", judged("return float('nan')")),
+    Mistake("a verifier that returns no number", TRAIN_OWN, r"not_finite: returned nan .*cure: fix the verifier: the verifier returned NaN or an infinity", judged("return float('nan')")),
     Mistake("a verifier that ends its process", TRAIN_OWN, r"exited: the verifier's process ended with exit code 3", judged("import os; os._exit(3)")),
     Mistake("a verifier that hangs", f"{TRAIN_OWN} --tasks.sums.verifier_timeout_s 0.2", r"timeout: no reply within 0\.2 s of CPU time or 1\.2 s of wall-clock time \(own_verifier\.py:2 in judge\)", judged("while True: pass")),
 ]  # fmt: skip

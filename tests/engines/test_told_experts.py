@@ -122,7 +122,7 @@ def test_an_engine_without_known_routers_is_refused_where_it_is_to_tell(tiny_mod
     """At its start, and in one line."""
     tiny_model("qwen3").save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelFolderError, match="router_replay does not support this model type"):
+    with pytest.raises(ModelFolderError, match="router_replay: this model type is not supported"):
         EmbeddedEngine(tmp_path, SAMPLING, device="cpu", max_running=8)
 
 

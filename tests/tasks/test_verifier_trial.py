@@ -113,7 +113,7 @@ def test_a_verifier_that_fails_on_what_its_evaluator_wrote_is_refused(own):
     """By the answer that it was made of."""
     behind = table("strict").model_copy(update={"evaluator": "own:shouted"})
     message = r"^tasks\.t\.verifier: .* own:strict failed on the output of own:shouted for the answer '.*' to '.*'"
-    message += r".*; cure: fix the verifier, which returned neither a number nor a dict of named numbers$"
+    message += r".*; cure: fix the verifier: the verifier returned neither a number nor a dict of named numbers$"
     with pytest.raises(TaskError, match=message):
         try_verifier("t", behind, seed=1)
 

@@ -55,7 +55,7 @@ def routers_of(model: nn.Module) -> tuple[RoutingShape, dict[int, nn.Module]]:
     }
     if not found:
         raise ModelFolderError(
-            "learner.router_replay does not support this model type",
+            "learner.router_replay: this model type is not supported",
             got=model.config.model_type,  # type: ignore[union-attr]
             wanted="a mixture of experts of family qwen3_moe or mixtral",
             cure="remove learner.router_replay",

@@ -55,7 +55,7 @@ ENDS = {
     MAX_TURNS: "the task's limit of turns was reached",
     MAX_TOKENS: "the task's limit of tokens was reached",
     CUT: "the policy's last turn was cut at its token limit",
-    GIVEN_UP: "its agent stopped responding, the engine was lost, or the run is ending",
+    GIVEN_UP: "the agent stopped responding, the engine was lost, or the run is ending",
 }
 """Reason for the end of an episode -> its meaning. Episodes with any of these reasons but the last count."""
 FAILURES = {

@@ -168,7 +168,7 @@ def test_the_record_is_of_the_own_thread_alone():
 def test_a_model_without_known_routers_is_refused(tiny_model, kind):
     """In one line."""
     with pytest.raises(
-        ModelFolderError, match=r"router_replay does not support this model type; got 'qwen3'; wanted .*qwen3_moe"
+        ModelFolderError, match=r"router_replay: this model type is not supported; got 'qwen3'; wanted .*qwen3_moe"
     ):
         kind(tiny_model("qwen3"))
 
