@@ -78,7 +78,7 @@ class AgentSession:
     player: str = ""
     """Name of the process that plays the episode, if the gateway started the process."""
     beside: tuple["AgentSession", ...] = ()
-    """Sessions of other policies that the same agent took together with this session."""
+    """Sessions of other policies that the same agent took together with this one."""
     start_state: str = field(init=False)
     """`row` as canonical JSON: equal for the episodes of a group, and for those of peers from the same start state."""
     _reply: "asyncio.Future[EnvironmentTurn] | None" = None

@@ -118,6 +118,13 @@ def test_a_verifier_that_fails_on_what_its_evaluator_wrote_is_refused(own):
         try_verifier("t", behind, seed=1)
 
 
+def test_a_verifier_that_was_not_called_is_not_to_blame(own, monkeypatch):
+    """For a row that is too long for its process the cure is about the row."""
+    monkeypatch.setattr("mrl.tasks.verifier_pool.MAX_REQUEST_BYTES", 8)
+    with pytest.raises(TaskError, match=r"too_long: .*; cure: shorten the prompt or the reference of this row"):
+        try_verifier("t", table("exact"), seed=1)
+
+
 def test_nothing_but_what_is_named_for_it_prepares_the_reference(own):
     """A function `prepare` of the same module means something else."""
     trials = try_verifier("t", table("kept").model_copy(update={"evaluator": "own:shouted"}), seed=1)
