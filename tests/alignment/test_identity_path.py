@@ -44,15 +44,6 @@ def outcome(receiver: Receiver, answer: PeerAnswer) -> tuple[str, Flag, list[int
     return trace.reject_reason, trace.flags & ~Flag.NONCANON, trace.token_ids.tolist()
 
 
-def test_ids_that_only_pad_the_embedding_are_refused(receiver):
-    """An id that the table does not know stands for nothing that could be learnt, wherever it stands."""
-    ids, size = ids_of(receiver), len(receiver.table.pieces)
-    for unknown in (size, size + 100, 2**31 - 1):
-        for place in (0, 3, len(ids)):
-            answer = sampled(receiver, [*ids[:place], unknown, *ids[place:]], finished=False)
-            assert outcome(receiver, answer) == ("ids_differ", Flag.TAIL | Flag.REJECT, [])
-
-
 def test_a_declared_eos_beyond_the_vocabulary_passes(folders):
     """The receiver's own EOS is known to it, also where no piece of the file stands for it."""
     file = read_tokenizer_file(folders["byte_level"])

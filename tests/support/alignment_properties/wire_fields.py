@@ -208,17 +208,3 @@ def check_floods_of_silent_tokens_are_refused(receivers: Receivers, random: Rand
             told = validate(**flood.fields())
             assert isinstance(told, PeerAnswer) if not wanted else told == Rejected("size")
             assert translate_batch([flood], receivers["metaspace"], max_tokens=99).reject_reason == (wanted,)
-
-
-def check_fields_that_would_wrap_are_refused(receivers: Receivers, random: Random) -> None:
-    """A number that another width would change is refused: no number is silently wrapped."""
-    truth = honest_answer(random)
-    for lie in (
-        {"special": truth.special * 256},
-        {"special": truth.special.astype("i8") - 256},
-        {"special": truth.special.astype("u1") * 2 + b"\2"[0]},
-        {"byte_lengths": truth.byte_lengths.astype("i8") + 2**32},
-        {"token_ids": truth.byte_lengths.astype("u8") + 2**63},
-    ):
-        with never_raises(lie):
-            assert validate(**(fields_of(truth) | lie)) == Rejected("type"), lie
