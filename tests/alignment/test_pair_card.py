@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrl.alignment import pair_card
 from mrl.alignment.card_text import card_texts, rows_of, word_frequencies
@@ -17,6 +16,7 @@ from mrl.alignment.pair_card import (
 )
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.errors import TokenizerRefused
+from tests.support.model_folders import write_byte_level
 
 ROWS = {
     "plain": ["reverse: yah 12 + 34\n", "sun nus hay lamp" + 20 * "\nx"],
@@ -40,17 +40,8 @@ def receivers(receiver_of) -> tuple[Receiver, Receiver]:
 @pytest.fixture(scope="module")
 def byte_pair(receiver_of, tmp_path_factory) -> tuple[Receiver, Receiver]:
     """Two that never join words: a byte-level one, and one that knows other pieces."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(["the statement is true if the value of an expression is 10 or 100"] * 9, trainer)
-    folder = tmp_path_factory.mktemp("other")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text('{"eos_token_id": 0}')
-    return receiver_of("byte_level"), load_receiver(folder)
+    corpus = ["the statement is true if the value of an expression is 10 or 100"] * 9
+    return receiver_of("byte_level"), load_receiver(write_byte_level(tmp_path_factory.mktemp("other"), corpus, 320))
 
 
 @pytest.fixture(scope="module")
