@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,8 @@ def compare(folder: Path, names: list[str]) -> list[dict[str, Any]]:
     """Run the named shapes in `folder`; return a row for each learner rank and worker."""
     path = write_run(folder, {name: SHAPES[name] for name in names})
     told = predicted(load_config(path, []))
-    measured = run_and_watch(path)
+    argv = (sys.executable, "-m", "mrl", "train", "--clean", str(path))
+    measured = run_and_watch(argv, path.with_suffix(".log"), bound_s=TIMEOUT_S)
     rows = []
     for name, (predicted_mib, peak) in told.items():
         share = predicted_mib / measured[name]
@@ -212,19 +214,19 @@ def _told(need: Need) -> tuple[float, str]:
     return need.mib, f"{need.moment}: {parts}"
 
 
-def run_and_watch(path: Path) -> dict[str, float]:
-    """Run `mrl train`; return process -> largest resident memory in MiB. Raises RuntimeError when the run fails."""
+def run_and_watch(argv: Sequence[str], log: Path, *, bound_s: float) -> dict[str, float]:
+    """Run a command of mrl; return process -> largest resident memory in MiB. Raises RuntimeError where it fails."""
     measured: dict[str, float] = {}
-    with path.with_suffix(".log").open("wb") as log:
-        run = subprocess.Popen([sys.executable, "-m", "mrl", "train", "--clean", str(path)], stdout=log, stderr=log)
-        deadline_s = time.monotonic() + TIMEOUT_S
+    with log.open("wb") as file:
+        run = subprocess.Popen(argv, stdout=file, stderr=file)
+        deadline_s = time.monotonic() + bound_s
         while run.poll() is None and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
             measured |= high_water_marks(run.pid)
         run.terminate()
         code = run.wait(timeout=60)
     if code:
-        raise RuntimeError(f"the run failed: {path.with_suffix('.log').read_text()[-2000:]}")
+        raise RuntimeError(f"the run failed: {log.read_text(errors='replace')[-2000:]}")
     return measured
 
 

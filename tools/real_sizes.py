@@ -34,14 +34,13 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 
 sys.path.insert(0, str(Path(__file__).parent))
 import real_vocabularies
-from check_memory_plan import high_water_marks, predicted
+from check_memory_plan import predicted, run_and_watch
 
 from mrl.config.load import load_config
 from mrl.metrics.jsonl import each_metrics
 from mrl.parent_death import command
 
 CONFIG = Path(__file__).parents[1] / "configs" / "real_sizes.toml"
-POLL_S = 0.2
 STEPS, RESUMED_STEPS = 3, 4
 RUN_BOUND_S = 3600.0
 """Seconds after which a run counts as hanging: a slow one takes a quarter of that."""
@@ -175,19 +174,9 @@ def mrl(*words: str) -> str:
 
 def watch(log: Path, *words: str) -> dict[str, float]:
     """Run a command of mrl; return process -> peak resident memory in MiB. Raises RuntimeError if it fails or hangs."""
-    measured: dict[str, float] = {}
-    with log.open("wb") as file:
-        argv = command(os.getpid(), (sys.executable, "-m", "mrl", *words))
-        run = subprocess.Popen(argv, stdout=file, stderr=file)
-        deadline_s = time.monotonic() + RUN_BOUND_S
-        while run.poll() is None and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-            measured |= high_water_marks(run.pid)
-        run.terminate()
-        code = run.wait(timeout=60)
+    argv = command(os.getpid(), (sys.executable, "-m", "mrl", *words))
+    measured = run_and_watch(argv, log, bound_s=RUN_BOUND_S)
     print(log.read_text(errors="replace"), flush=True)
-    if code:
-        raise RuntimeError(f"the run failed: its output is {log}")
     return measured
 
 

@@ -73,18 +73,12 @@ class SgtParameters(Table):
     """Coefficient of the rescue term."""
     normaliser: Annotated[Literal["prompts", "rescues", "tokens"], Tuned(("prompts", "rescues"))] = "prompts"
     """Divisor of the rescue term: all prompts of the batch, its rescued prompts, or the tokens of its rescues."""
-    gate_success_share: float = Field(0.0, ge=0, lt=1)
-    """A group counts as failed when at most this share of its answers succeeded; 0: all have to fail."""
     gate_age_versions: int = Field(8, ge=0)
     """A failure is rescued only while the learner is at most this many versions past the version that failed."""
     max_pending: int = Field(1024, ge=1)
     """Most failures that wait at once; beyond that the least recent expires."""
     max_age_versions: int | None = Field(None, ge=0)
     """Peer successes older than this are ignored; without it any age is taken, since a verified text stays right."""
-    successes_per_rescue: int = Field(1, ge=1, le=16)
-    """Distinct peer answers per rescued prompt; together they weigh as one."""
-    publish_per_group: int = Field(1, ge=1, le=16)
-    """Distinct own successes per group that are published."""
     finished_only: bool = True
     """Whether only answers that ended by themselves are published and used."""
 
@@ -109,22 +103,17 @@ class SgtRegime:
         )
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
-        """Return the first distinct successes; a group's answers are exchangeable, so the first is a uniform draw."""
-        chosen: dict[bytes, Answer] = {}
+        """Return the first success; a group's answers are exchangeable, so the first is a uniform draw."""
         for answer in group.answers:
             if self._is_publishable(answer):
-                chosen.setdefault(answer.completion, answer)
-        return [
-            self._outcome(group, answer, author)
-            for answer in list(chosen.values())[: self.parameters.publish_per_group]
-        ]
+                return [self._outcome(group, answer, author)]
+        return []
 
     def asks(self, group: ScoredGroup) -> list[str]:
         """Return the prompt of a group that failed. A group with a success settles an older failure on its prompt."""
         if self.context.objective.drop_uniform_groups and group.is_uniform:
             self._droppable.add(group.ticket)
-        passed = sum(answer.reward >= self.context.success_reward for answer in group.answers)
-        if passed > self.parameters.gate_success_share * len(group.answers):
+        if any(self._is_success(answer) for answer in group.answers):
             self._pending.succeeded(group.prompt_id, group.newest)
             return []
         self._pending.failed(Failure(group.prompt_id, tuple(prompt_of(group).tolist()), group.newest))
@@ -153,17 +142,15 @@ class SgtRegime:
         own = own_examples(groups, self.context)
         rescues: list[TrainingExample] = []
         used: list[Success] = []
-        num_rescued_prompts = 0
         for prompt_id, candidates in self._take_usable(counts).items():
-            chosen = self._choose(candidates, rng, counts)
-            if chosen:
-                failure = self._pending.hit(prompt_id, chosen[0].answer.source)
-                rescues += [self._rescue_row(failure, one.answer, rows_sharing=len(chosen)) for one in chosen]
-                used += chosen
-                num_rescued_prompts += 1
+            success = self._choose(candidates, rng, counts)
+            if success is not None:
+                failure = self._pending.hit(prompt_id, success.answer.source)
+                rescues.append(self._rescue_row(failure, success.answer))
+                used.append(success)
         num_tokens = sum(row.num_trained_tokens for row in rescues)
         num_prompts = len(groups) + self._take_dropped(groups)
-        divisors = {"prompts": num_prompts, "rescues": num_rescued_prompts, "tokens": num_tokens}
+        divisors = {"prompts": num_prompts, "rescues": len(rescues), "tokens": num_tokens}
         counts.update({"sharing/rescues": len(rescues), "sharing/rescue_tokens": num_tokens})
         counts["sharing/withheld_answers"] = sum(self._is_withheld(one) for group in groups for one in group.answers)
         values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
@@ -195,12 +182,9 @@ class SgtRegime:
         self._droppable.clear()
         return len(dropped)
 
-    def _rescue_row(self, failure: Failure, answer: PeerTrace | PeerEpisode, *, rows_sharing: int) -> TrainingExample:
-        """Return the row of one rescue: a mean over tokens, divided by the `rows_sharing` rescues of its prompt.
-
-        With the normaliser "tokens" every token counts 1.
-        """
-        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / (answer.num_tokens * rows_sharing)
+    def _rescue_row(self, failure: Failure, answer: PeerTrace | PeerEpisode) -> TrainingExample:
+        """Return the row of one rescue: a mean over tokens; with the normaliser "tokens" every token counts 1."""
+        weight = 1.0 if self.parameters.normaliser == "tokens" else 1.0 / answer.num_tokens
         return answer.example(
             np.asarray(failure.prompt_token_ids, dtype=np.int32),
             component=RESCUE,
@@ -263,23 +247,21 @@ class SgtRegime:
             return "stale"
         return "" if record.prompt_id in self._pending else "not_pending"
 
-    def _choose(self, candidates: list[Received], rng: np.random.Generator, counts: Counter[str]) -> list[Success]:
-        """Return the successes of one rescue: distinct texts, drawn uniformly."""
-        chosen: list[Success] = []
+    def _choose(self, candidates: list[Received], rng: np.random.Generator, counts: Counter[str]) -> Success | None:
+        """Return the success of one rescue, drawn uniformly; of successes with the same text only one is read."""
         texts: set[bytes] = set()
         for index in rng.permutation(len(candidates)):
             record, age_versions = candidates[index].record, candidates[index].age_versions
             assert isinstance(record, OutcomeRecord | EpisodeRecord), "others were ignored"
             text = record.completion if isinstance(record, OutcomeRecord) else said_in(record.turns).encode()
-            if len(chosen) == self.parameters.successes_per_rescue or text in texts:
+            if text in texts:
                 continue
             texts.add(text)
             answer = self._read(record)
             if answer.is_usable:
-                chosen.append(Success(answer, age_versions))
-            else:
-                counts.update(["align/rejected", f"regime/rejected_{answer.rejected}"])
-        return chosen
+                return Success(answer, age_versions)
+            counts.update(["align/rejected", f"regime/rejected_{answer.rejected}"])
+        return None
 
     def _read(self, record: OutcomeRecord | EpisodeRecord) -> PeerTrace | PeerEpisode:
         """Return a peer's success in own tokens."""

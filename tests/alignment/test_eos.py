@@ -32,21 +32,6 @@ def test_files_are_asked_in_order(folder):
     assert found(folder, generation_config={"eos_token_id": None}) == (4,)
 
 
-def test_what_is_no_id_is_passed_over(folder):
-    """`false` and text are no ids."""
-    assert found(folder, config={"eos_token_id": 4}, generation_config={"eos_token_id": [False, "7", None]}) == (4,)
-    assert found(folder, generation_config={"eos_token_id": False}) == (4,)
-
-
-def test_the_named_token_goes_first(folder, tokenizers_by_kind):
-    """Among several ids the one that the tokenizer's configuration names closes an own answer."""
-    named = tokenizers_by_kind["byte_level"].token_to_id("<|im_end|>")
-    name = {"eos_token": {"content": "<|im_end|>"}}
-    assert found(folder, tokenizer_config=name, config={"eos_token_id": [9, named]}) == (named, 9)
-    assert found(folder, tokenizer_config=name, config={"eos_token_id": 9}) == (9,)
-    assert found(folder, tokenizer_config=name, config={}) == (named,)
-
-
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -60,10 +45,3 @@ def test_an_end_that_is_not_there_is_refused(folder, files, words):
     """One line that names the file and what is wrong."""
     with pytest.raises(ModelFolderError, match=words):
         found(folder, **files)
-
-
-def test_a_broken_configuration_is_told(folder):
-    """A file that is no JSON is not taken for one that says nothing."""
-    (folder / "generation_config.json").write_text("{")
-    with pytest.raises(ModelFolderError, match=r"cannot read a configuration file"):
-        found(folder)

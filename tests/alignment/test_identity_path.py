@@ -44,15 +44,6 @@ def outcome(receiver: Receiver, answer: PeerAnswer) -> tuple[str, Flag, list[int
     return trace.reject_reason, trace.flags & ~Flag.NONCANON, trace.token_ids.tolist()
 
 
-def test_ids_that_only_pad_the_embedding_are_refused(receiver):
-    """An id that the table does not know stands for nothing that could be learnt, wherever it stands."""
-    ids, size = ids_of(receiver), len(receiver.table.pieces)
-    for unknown in (size, size + 100, 2**31 - 1):
-        for place in (0, 3, len(ids)):
-            answer = sampled(receiver, [*ids[:place], unknown, *ids[place:]], finished=False)
-            assert outcome(receiver, answer) == ("ids_differ", Flag.TAIL | Flag.REJECT, [])
-
-
 def test_a_declared_eos_beyond_the_vocabulary_passes(folders):
     """The receiver's own EOS is known to it, also where no piece of the file stands for it."""
     file = read_tokenizer_file(folders["byte_level"])
@@ -79,21 +70,6 @@ def test_special_marks_must_be_those_of_the_ids(receiver, place):
     assert outcome(receiver, silent)[0] == "ids_differ"
 
 
-def test_specials_before_the_end_are_flagged(receiver):
-    """SPECIAL_IN is read from the ids: the closing EOS is none, any other special is."""
-    ids, eos = ids_of(receiver), receiver.eos_id
-    cases = {
-        (*ids, eos): Flag(0),
-        (eos, *ids, eos): Flag.SPECIAL_IN,
-        (*ids[:2], eos, *ids[2:], eos): Flag.SPECIAL_IN,
-        (*ids, eos, eos): Flag.SPECIAL_IN,
-    }
-    for case, flags in cases.items():
-        assert outcome(receiver, sampled(receiver, list(case), finished=True)) == ("", flags, list(case))
-    assert outcome(receiver, sampled(receiver, ids, finished=False))[1] == Flag.TAIL
-    assert outcome(receiver, sampled(receiver, [*ids, eos], finished=False))[1] == Flag.TAIL
-
-
 def test_an_end_that_is_no_own_eos_is_flagged(folders):
     """A finished row must end with an EOS of this receiver. The ids stay as they were sampled."""
     file = read_tokenizer_file(folders["metaspace"])
@@ -109,13 +85,3 @@ def test_an_end_that_is_no_own_eos_is_flagged(folders):
     endless = Receiver(file, eos_ids=())
     (row,) = translate_batch([sampled(endless, foreign, finished=True)], endless, max_tokens=99).flags.tolist()
     assert row == flags
-
-
-def test_a_limit_cuts_between_own_tokens(receiver):
-    """Every token is a span, so a row is cut at the very limit; without room for one it is refused."""
-    ids = [*ids_of(receiver), receiver.eos_id]
-    answer = sampled(receiver, ids, finished=True)
-    for max_tokens in (1, 3, len(ids)):
-        trace = translate_batch([answer], receiver, max_tokens=max_tokens).row(0)
-        assert trace.token_ids.tolist() == ids[:max_tokens]
-        assert bool(trace.flags & Flag.RECV_TRUNC) == (max_tokens < len(ids))

@@ -4,22 +4,19 @@ import json
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrl.alignment import pair_card
 from mrl.alignment.card_text import card_texts, rows_of, word_frequencies
 from mrl.alignment.exact_tries import Floor, NotMeasurable
 from mrl.alignment.pair_card import (
     PairCard,
-    cut_words,
     make_card,
     pair_floors,
-    span_texts,
-    translated,
     written_by,
 )
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.errors import TokenizerRefused
+from tests.support.model_folders import write_byte_level
 
 ROWS = {
     "plain": ["reverse: yah 12 + 34\n", "sun nus hay lamp" + 20 * "\nx"],
@@ -43,17 +40,8 @@ def receivers(receiver_of) -> tuple[Receiver, Receiver]:
 @pytest.fixture(scope="module")
 def byte_pair(receiver_of, tmp_path_factory) -> tuple[Receiver, Receiver]:
     """Two that never join words: a byte-level one, and one that knows other pieces."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(["the statement is true if the value of an expression is 10 or 100"] * 9, trainer)
-    folder = tmp_path_factory.mktemp("other")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text('{"eos_token_id": 0}')
-    return receiver_of("byte_level"), load_receiver(folder)
+    corpus = ["the statement is true if the value of an expression is 10 or 100"] * 9
+    return receiver_of("byte_level"), load_receiver(write_byte_level(tmp_path_factory.mktemp("other"), corpus, 320))
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +86,6 @@ def test_floors_of_the_two_directions_mirror_each_other(byte_pair):
     assert forth.outside_narrow != back.outside_narrow
 
 
-def test_words_that_cannot_be_written_have_no_tokens(receivers):
-    """The tokens of other texts are ids with their bytes, which sum to the text."""
-    rows = cut_words(receivers[1], ["12", "a\u2581b", "reverse"])
-    assert rows[1] == []
-    assert [sum(width for _, width in row) for row in rows] == [2, 0, 7]
-
-
 def test_a_tokenizer_that_joins_words_has_no_floor(card):
     """Pieces of the metaspace tokenizer reach over spaces: the card says so, and names the side, in both directions."""
     for direction in card.directions:
@@ -125,32 +106,6 @@ def test_a_refused_tokenizer_makes_a_card(receivers):
     both = make_card(("a", "b"), (refusal, refusal), ROWS)
     assert set(both.refusals) == {"a", "b"}
     assert not both.is_identity
-
-
-def test_spans_of_a_normalised_row_show_both_texts(receiver_of):
-    """What the peer wrote stands on its side, what an NFC receiver reads on the other, and nothing is blank."""
-    peer, receiver = receiver_of("byte_level"), receiver_of("byte_level_nfc")
-    text = "reverse cafe\u0301 12 \u1112\u1161\u11ab."
-    (answer,), batch = translated(peer, receiver, [text])
-    spans = span_texts(answer, batch, 0, receiver)
-    assert b"".join(piece for span in spans for piece in span.peer) == text.encode()
-    assert b"".join(piece for span in spans for piece in span.receiver).decode() == "reverse caf\u00e9 12 \ud55c."
-    changed = [b"".join(span.receiver).decode() for span in spans if span.is_rewritten]
-    assert [word for word in changed if "\u00e9" in word or "\ud55c" in word] == changed
-    assert len(changed) == 2
-
-
-def test_spans_join_to_the_text_on_both_sides(receivers):
-    """What a card shows of a text is the whole text, cut in two ways with common ends."""
-    texts = ["reverse: yah 12 + 34\n", "caf\u00e9 \U0001f469", "\nQ"]
-    answers, batch = translated(*receivers, texts)
-    assert not batch.token_bytes.all(), "a dummy prefix that is a token of its own"
-    for row, text in enumerate(texts):
-        spans = span_texts(answers[row], batch, row, receivers[1])
-        assert b"".join(piece for span in spans for piece in span.peer) == text.encode()
-        assert all(b"".join(span.peer) == b"".join(span.receiver) for span in spans)
-        assert all(piece for span in spans for piece in (*span.peer, *span.receiver)), "tokens without bytes"
-        assert spans
 
 
 def test_examples_differ_and_come_often(card):

@@ -1,11 +1,7 @@
-import json
 import threading
-import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from mrl.alignment.flags import Rejected
@@ -44,24 +40,6 @@ def test_retokenized_text_joins_to_the_same_bytes(receiver, text):
     assert not receiver.table.special_ids & set(result.token_ids.tolist())
 
 
-def test_any_text_is_exact_or_rejected(receiver_of):
-    """Over arbitrary Unicode no receiver emits other bytes, NFC apart, and without a normalizer nothing is lost."""
-    receivers = {kind: receiver_of(kind) for kind in KINDS}
-
-    @settings(max_examples=60)
-    @given(st.text(min_size=1, max_size=40))
-    def check(text):
-        for kind, receiver in receivers.items():
-            result = retokenize(receiver, text.encode("utf-8", "surrogatepass"), finished=False, max_tokens=10_000)
-            if isinstance(result, Retokenized):
-                read = unicodedata.normalize("NFC", text) if receiver.reads_nfc else text
-                assert receiver.completion_bytes(result.token_ids) == read.encode()
-            else:
-                assert kind not in ("byte_level",) or result.reason == "utf8"
-
-    check()
-
-
 @pytest.mark.parametrize("kind", ["byte_level", "metaspace", "metaspace_prepend"])
 def test_ids_are_those_of_the_tokenizer(receiver_of, tokenizers_by_kind, kind):
     """A plain text gets the ids that the unchanged tokenizer gives it."""
@@ -80,25 +58,6 @@ def test_finished_text_gets_own_eos(receiver):
     assert retokenize(receiver, b"reverse: yah", finished=True, max_tokens=len(open_ids)) == Rejected("too_long")
 
 
-def test_empty_text_is_rejected(receiver):
-    """There is nothing to imitate in an empty answer."""
-    assert retokenize(receiver, b"", finished=True, max_tokens=10) == Rejected("empty")
-
-
-def test_cut_character_is_rejected(receiver):
-    """Bytes that end inside a character are no text."""
-    assert retokenize(receiver, "ok \U0001f469".encode()[:-1], finished=False, max_tokens=99) == Rejected("utf8")
-
-
-@pytest.mark.parametrize(("kind", "read"), [("byte_level_nfc", "caf\u00e9"), ("byte_level", "cafe\u0301")])
-def test_nfc_receiver_reads_nfc(receiver_of, kind, read):
-    """A decomposed e-acute is composed for an NFC tokenizer, and only for it."""
-    receiver = receiver_of(kind)
-    result = retokenize(receiver, "cafe\u0301".encode(), finished=False, max_tokens=99)
-    assert isinstance(result, Retokenized)
-    assert receiver.completion_bytes(result.token_ids) == read.encode()
-
-
 def test_text_handed_over_as_it_is_does_not_pass_an_nfc_reader(receiver_of):
     """Below the normalisation, ids of another text than the one given are told apart."""
     cut = receiver_of("byte_level_nfc").cut_texts(["cafe\u0301"], ["cafe\u0301".encode()])
@@ -114,20 +73,6 @@ def test_finished_text_without_an_own_eos_is_the_text(folders):
     assert open_ids == closed_ids
     with pytest.raises(ValueError, match="no EOS"):
         _ = endless.eos_id
-
-
-def test_literal_metaspace_is_rejected(receiver_of):
-    """A literal metaspace character would come back as a space."""
-    result = retokenize(receiver_of("metaspace"), "a\u2581b".encode(), finished=False, max_tokens=99)
-    assert result == Rejected("bytes_differ")
-
-
-def test_silent_id_in_the_result_is_rejected(folders, tokenizers_by_kind):
-    """A special id or an EOS that the model itself would emit for plain text never comes out."""
-    file = read_tokenizer_file(folders["byte_level"])
-    receiver = Receiver(file, eos_ids=(tokenizers_by_kind["byte_level"].token_to_id("y"),))
-    assert retokenize(receiver, b"y", finished=True, max_tokens=9) == Rejected("special_out")
-    assert isinstance(retokenize(receiver, b"a", finished=True, max_tokens=9), Retokenized)
 
 
 def test_own_ids_become_bytes_through_the_table(receiver_of, tokenizers_by_kind):
@@ -154,36 +99,6 @@ def test_non_special_added_token_is_used(receiver_of, tokenizers_by_kind):
     receiver = receiver_of("byte_level")
     result = retokenize(receiver, "<th\u00efnk>".encode(), finished=False, max_tokens=9)
     assert result.token_ids.tolist() == [tokenizers_by_kind["byte_level"].token_to_id("<th\u00efnk>")]
-
-
-def test_truncation_and_padding_of_the_file_are_ignored(folders, receiver_of, tmp_path):
-    """A tokenizer file that truncates or pads does not do so here."""
-    tokenizer = Tokenizer.from_file(str(folders["byte_level"] / "tokenizer.json"))
-    tokenizer.enable_truncation(2)
-    tokenizer.enable_padding(length=64)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
-    receiver = load_receiver(tmp_path)
-    result = retokenize(receiver, b"reverse: yah", finished=False, max_tokens=99)
-    assert result.token_ids.size > 2
-    assert receiver.fingerprint == receiver_of("byte_level").fingerprint
-
-
-def test_fingerprint_tells_tokenizers_apart(folders, receiver_of):
-    """Equal content gives equal fingerprints; another normalizer, prefix or vocabulary gives another one."""
-    fingerprints = {kind: receiver_of(kind).fingerprint for kind in KINDS}
-    assert len(set(fingerprints.values())) == len(KINDS)
-    assert fingerprints["metaspace"] == load_receiver(folders["metaspace"]).fingerprint
-    assert all(len(value) <= 128 for value in fingerprints.values())
-
-
-def test_fingerprint_ignores_the_form_of_merges(folders, receiver_of, tmp_path):
-    """Merges written as pairs or as strings are the same merges."""
-    content = json.loads((folders["byte_level"] / "tokenizer.json").read_text())
-    content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content, indent=3))
-    (tmp_path / "config.json").write_text((folders["byte_level"] / "config.json").read_text())
-    assert load_receiver(tmp_path).fingerprint == receiver_of("byte_level").fingerprint
 
 
 def test_wordpiece_is_refused(save_folder):
@@ -251,26 +166,6 @@ def test_missing_or_broken_files_say_so(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelFolderError, match="not valid JSON"):
         load_receiver(tmp_path)
-
-
-def test_eos_of_the_tokenizer_is_preferred_among_several(folders, tmp_path, tokenizers_by_kind):
-    """Of several EOS ids the one that the tokenizer's configuration names closes own texts; all of them are known."""
-    tokenizer = tokenizers_by_kind["byte_level"]
-    named = tokenizer.token_to_id("<|im_end|>")
-    (tmp_path / "tokenizer.json").write_text((folders["byte_level"] / "tokenizer.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, named]}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
-    assert load_receiver(tmp_path).eos_ids == (named, 5)
-
-
-def test_eos_comes_from_the_tokenizer_config_when_no_other_has_one(folders, tmp_path, tokenizers_by_kind):
-    """Without eos_token_id anywhere, eos_token is looked up; without both the folder is refused."""
-    (tmp_path / "tokenizer.json").write_text((folders["byte_level"] / "tokenizer.json").read_text())
-    with pytest.raises(ModelFolderError, match="no EOS"):
-        load_receiver(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    assert load_receiver(tmp_path).eos_id == tokenizers_by_kind["byte_level"].token_to_id("<|im_end|>")
 
 
 @pytest.mark.parametrize("num_texts", [0, 1, 2, 7, 50])

@@ -43,6 +43,7 @@ def masked(values) -> np.ma.MaskedArray:
         {"special": np.array([0, -255, 1])},
         {"special": b"\0\0\2"},
         {"byte_lengths": np.array([2, 1, 2**32])},
+        {"token_ids": np.array([2**63, 1, 2], dtype=np.uint64)},
         {"byte_lengths": TRUE["byte_lengths"].astype(object)},
         {"logprobs": b"abc"},
         {"traced": 1},

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from mrl.alignment.exact_tries import NotMeasurable
 from mrl.alignment.pair_card import SpanText
 from mrl.cli.align_show import changes, visible, wrapped
 from mrl.cli.main import main
+from tests.support.model_folders import write_byte_level
 
 TEXT = "reverse: yah sun nus hay lamp pmal 12 + 34 = 46\n"
 
@@ -23,19 +24,7 @@ def few_texts(monkeypatch):
 
 def byte_level(folder: Path, size: int, normalizer: normalizers.Normalizer | None = None) -> str:
     """A model folder with a byte-level tokenizer of `size` tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    if normalizer:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator([TEXT] * 9, trainer)
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return str(folder)
+    return str(write_byte_level(folder, [TEXT] * 9, size, normalizer=normalizer))
 
 
 @pytest.fixture(scope="session")

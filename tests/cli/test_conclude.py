@@ -13,22 +13,17 @@ from rich.console import Console
 
 from mrl.cli.main import main
 from mrl.cli.train import conclude
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.report.page import is_small
 from mrl.report.run_display import RunDisplay
+from tests.support.word_runs import word_run
 
 ROOT = Path(__file__).parents[2]
 
 
 def config_in(folder: Path) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}},
-    }
-    return validate(tables, where="test")
+    return word_run({"a": {}}, run={"folder": str(folder), "min_free_mib": 0})
 
 
 class Ended:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mrl.cli.main import main
-from mrl.config.load import validate
 from mrl.config.locks import held
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
@@ -23,6 +22,7 @@ from mrl.weights.checkpoint_store import CheckpointStore
 from mrl.weights.tensor_pieces import Piece
 from mrl.weights.training_state import training_tensors
 from tests.support.family_rig import make_family
+from tests.support.word_runs import word_run
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +42,7 @@ def run(tmp_path, model_folder) -> RunFolder:
         "qwen": {"model": str(model_folder), "source": "Qwen/Qwen3-test"},
         "teacher": {"model": str(model_folder), "frozen": True},
     }
-    tables = {
-        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": policies,
-    }
-    folder = create_run_folder(validate(tables, where="test"))
+    folder = create_run_folder(word_run(policies, run={"steps": 9, "folder": str(tmp_path)}))
     store = CheckpointStore(folder.checkpoints("qwen"), "qwen")
     for step in (4, 8):
         model = load_policy(model_folder)
@@ -77,12 +72,7 @@ def with_settings(model_folder):
 
 def begun(tmp_path: Path, policy: dict[str, object]) -> tuple[RunConfig, RunFolder]:
     """A run of one policy, "qwen"."""
-    tables = {
-        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": policy},
-    }
-    config = validate(tables, where="test")
+    config = word_run({"qwen": policy}, run={"steps": 9, "folder": str(tmp_path)})
     return config, create_run_folder(config)
 
 

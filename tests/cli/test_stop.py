@@ -7,18 +7,13 @@ from pathlib import Path
 import pytest
 
 from mrl.cli.main import main
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder, lock_run_folder
 from mrl.config.stop_request import note_ended, take_requests
+from tests.support.word_runs import word_run
 
 
 def run_in(folder: Path, *, sync: bool = False) -> RunFolder:
-    tables = {
-        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0, "sync": sync},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}, "b": {"model": "m"}},
-    }
-    return create_run_folder(validate(tables, where="test"))
+    return create_run_folder(word_run({"a": {}, "b": {}}, run={"folder": str(folder), "min_free_mib": 0, "sync": sync}))
 
 
 @pytest.mark.parametrize(

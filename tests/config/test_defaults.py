@@ -13,6 +13,7 @@ from mrl.config.load import load_resolved, resolve, validate
 from mrl.config.run_folder import dump_config
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
+from tests.support.word_runs import word_run
 
 RUN = """
 [run]
@@ -27,12 +28,7 @@ model = "m"
 
 
 def config_of(**policies: dict[str, Any]) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m", **table} for name, table in policies.items()},
-    }
-    return validate(tables, where="test")
+    return word_run(policies)
 
 
 def chosen(resolved: Resolved) -> dict[str, Any]:

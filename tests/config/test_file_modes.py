@@ -7,21 +7,15 @@ from pathlib import Path
 import pytest
 
 from mrl.config.file_modes import check_writers, limit_modes
-from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
+from tests.support.word_runs import word_run
 
 
 def config_of(folder: Path, **run: object) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 1, "folder": str(folder), **run},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"a": {"model": "/nowhere"}},
-        "sharing": {"regime": "independent"},
-    }
-    return validate(tables, where="test")
+    return word_run({"a": {}}, run={"folder": str(folder), **run})
 
 
 @pytest.fixture(params=[0o000, 0o002, 0o022])

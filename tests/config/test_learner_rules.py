@@ -2,21 +2,15 @@
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
+from tests.support.word_runs import word_run
 
 
 def config_with(steps=10, device="cpu", **learner):
     """A configuration with this table."""
-    tables = {
-        "run": {"name": "r", "steps": steps},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {
-            "qwen": {"model": "/nowhere", "device": device, "rollout": {"max_new_tokens": 300}, "learner": learner}
-        },
-    }
-    config = validate(tables, where="test")
+    policy = {"device": device, "rollout": {"max_new_tokens": 300}, "learner": learner}
+    config = word_run({"qwen": policy}, run={"steps": steps})
     check_rules(config, where="test")
     return config
 
@@ -104,17 +98,12 @@ def test_keys_that_fit_each_other_pass(learner):
 
 def test_adapters_of_a_made_policy_lie_on_float32():
     """Its recipe writes that; a folder is looked at when it is read."""
-    tables = {
-        "run": {"name": "r", "steps": 10},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"make": {"architecture": "llama", "tokenizer": "byte_level"}}},
-    }
+    made = {"make": {"architecture": "llama", "tokenizer": "byte_level"}}
     for learner in ({"lora": {"rank": 4}}, {"parameter_dtype": "bfloat16"}):
-        tables["policies"]["qwen"]["learner"] = learner
-        check_rules(validate(tables, where="test"), where="test")
-    tables["policies"]["qwen"]["learner"] = {"parameter_dtype": "bfloat16", "lora": {"rank": 4}}
+        check_rules(word_run({"qwen": {**made, "learner": learner}}), where="test")
+    both = {"parameter_dtype": "bfloat16", "lora": {"rank": 4}}
     with pytest.raises(ConfigError, match=r"learner.parameter_dtype: .*adapters.*; got .*; cure: .*= .float32"):
-        check_rules(validate(tables, where="test"), where="test")
+        check_rules(word_run({"qwen": {**made, "learner": both}}), where="test")
 
 
 @pytest.mark.parametrize(
@@ -129,17 +118,12 @@ def test_adapters_of_a_made_policy_lie_on_float32():
 )
 def test_routers_are_replayed_where_there_are_any_and_an_engine_tells(policy, words):
     """As far as the configuration says; and with every other engine."""
-    tables = {
-        "run": {"name": "r", "steps": 10},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": "/nowhere", "learner": {"router_replay": True}}},
-    }
-    check_rules(validate(tables, where="test"), where="test")
-    for name, engine in (("device", "cpu"), ("device", "cuda")):
-        fitting = {"rollout": {"engine": "sglang" if engine == "cpu" else "vllm"}, name: engine}
-        other = {"policies": {"qwen": tables["policies"]["qwen"] | fitting}}
-        check_rules(validate(tables | other, where="test"), where="test")
+    replaying = {"learner": {"router_replay": True}}
+    check_rules(word_run({"qwen": replaying}), where="test")
+    for engine, device in (("sglang", "cpu"), ("vllm", "cuda")):
+        fitting = {"rollout": {"engine": engine}, "device": device}
+        check_rules(word_run({"qwen": replaying | fitting}), where="test")
 
-    refused = validate(tables | {"policies": {"qwen": tables["policies"]["qwen"] | policy}}, where="test")
+    refused = word_run({"qwen": replaying | policy})
     with pytest.raises(ConfigError, match=words):
         check_rules(refused, where="test")

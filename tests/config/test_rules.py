@@ -2,20 +2,14 @@
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
+from tests.support.word_runs import word_run
 
 
 def config_with(**exchange):
     """A configuration with this table."""
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": "/nowhere"}},
-        "exchange": exchange,
-    }
-    config = validate(tables, where="test")
+    config = word_run({"qwen": {}}, task="reverse", exchange=exchange)
     check_rules(config, where="test")
     return config
 
@@ -60,12 +54,7 @@ def test_ports_that_do_not_meet_pass(exchange):
 
 def config_with_policy(device, rollout):
     """One policy."""
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": "/nowhere", "device": device, "rollout": rollout}},
-    }
-    config = validate(tables, where="test")
+    config = word_run({"qwen": {"device": device, "rollout": rollout}})
     check_rules(config, where="test")
     return config
 

@@ -4,19 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
+from tests.support.word_runs import word_run
 
 
 def config_in(folder: Path, *, sync: bool = False) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 9, "folder": str(folder), "min_free_mib": 1, "sync": sync},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m"} for name in ("a", "b")},
-    }
-    return validate(tables, where="test")
+    run = {"steps": 9, "folder": str(folder), "min_free_mib": 1, "sync": sync}
+    return word_run({"a": {}, "b": {}}, run=run)
 
 
 def saved(folder: RunFolder, policy: str, step: int) -> None:

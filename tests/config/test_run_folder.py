@@ -23,15 +23,12 @@ from mrl.config.run_folder import (
 )
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
+from tests.support.word_runs import word_run
 
 
 def config_in(folder: Path, *policies: str, steps: int = 3, min_free_mib: int = 1) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": steps, "folder": str(folder), "min_free_mib": min_free_mib},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m"} for name in policies or ("a",)},
-    }
-    return validate(tables, where="test")
+    run = {"steps": steps, "folder": str(folder), "min_free_mib": min_free_mib}
+    return word_run({name: {} for name in policies or ("a",)}, run=run)
 
 
 def refusal(config: RunConfig, *, clean: bool = False, resume: bool = False) -> str:

@@ -2,19 +2,14 @@
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
+from tests.support.word_runs import word_run
 
 
 def check(rollout, **policy) -> None:
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "sharing": {"regime": "rlad"},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": "/nowhere"}, "llama": {"model": "/nowhere", "rollout": rollout, **policy}},
-    }
-    check_rules(validate(tables, where="test"), where="test")
+    policies = {"qwen": {}, "llama": {"rollout": rollout, **policy}}
+    check_rules(word_run(policies, sharing={"regime": "rlad"}), where="test")
 
 
 @pytest.mark.parametrize(
@@ -129,19 +124,13 @@ def test_other_options_of_a_server_are_its_own(engine, device, options):
 def test_engines_sleep_on_gpu_units_and_with_adapters_only_those_that_keep_their_weights(engine, units, refused):
     """vLLM gives them back to the GPU, and transformers keeps them; on cores, or without units, no engine sleeps."""
     device = "cpu" if units == ["cpu:0"] else "cuda"
-    policy = {"model": "/nowhere", "device": device, "learner": {"lora": {}}}
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "sharing": {"regime": "independent"},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "allocation": {"units": units, "residency": "sleep"},
-        "policies": {"qwen": policy | {"rollout": {"engine": engine, "weights": "adapters"}}},
-    }
+    policy = {"device": device, "learner": {"lora": {}}, "rollout": {"engine": engine, "weights": "adapters"}}
+    config = word_run({"qwen": policy}, allocation={"units": units, "residency": "sleep"})
     if refused:
         with pytest.raises(ConfigError, match=refused):
-            check_rules(validate(tables, where="test"), where="test")
+            check_rules(config, where="test")
     else:
-        check_rules(validate(tables, where="test"), where="test")
+        check_rules(config, where="test")
 
 
 @pytest.mark.parametrize(

@@ -484,15 +484,6 @@ def test_an_engine_in_bfloat16_rounds_what_it_is_given_and_claims_no_bytes_of_it
     assert engine.checksums().keys() == exact.checksums().keys()
 
 
-def test_a_nudge_ends_a_collect_after_a_token_and_no_later_one(make):
-    """What was being sampled goes on in the next."""
-    engine = make(eos_ids=())
-    engine.submit(requests(1))
-    engine.nudge()
-    assert engine.collect(3600.0) == []
-    assert len(engine.collect(3600.0)) == 4
-
-
 def test_weights_for_another_device_are_all_in_main_memory_before_they_are_copied(tiny_model):
     """As the memory plan counts them on the host of a GPU; "meta" stands for that."""
     model = tiny_model()

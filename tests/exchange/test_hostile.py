@@ -6,15 +6,14 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import fuzz_exchange
 import msgspec
 import pytest
-from exchange_drill.seeds import conversations, mutated
-from exchange_drill.stage import BUDGET_BYTES, CLIENTS, MAX_PIECES, Stage, joined, pieces, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mrl.records.codec import MAX_MESSAGE_BYTES
+from tests.support.exchange_conversations import conversations, mutated
+from tests.support.exchange_stage import BUDGET_BYTES, CLIENTS, MAX_PIECES, Stage, joined, pieces, play
 
 CORPUS = Path(__file__).parent / "corpus"
 MIB = 1024 * 1024
@@ -102,7 +101,7 @@ def test_spoiled_conversations_break_nothing(name, rng, turns):
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.binary(max_size=2000))
-def test_any_input_of_the_fuzzer_can_be_played(data):
+def test_any_bytes_can_be_played(data):
     """Whatever its pieces are."""
     play(data)
     assert pieces(joined(pieces(data))) == pieces(data)
@@ -191,19 +190,7 @@ def test_pieces_are_bounded():
     assert len(pieces(bytes(100_000))) == MAX_PIECES
 
 
-def test_only_inputs_that_reach_more_are_kept(tmp_path):
-    """Of two that are the same to the daemon the shorter one; what reaches nothing new is left out."""
-    spoken = conversations()
-    found = {"short": spoken["hello"], "twice": spoken["hello"] * 2, "other": spoken["barrier"]}
-    for name, data in found.items():
-        (tmp_path / name).write_bytes(data)
-    fuzz_exchange.keep(tmp_path / "kept", [tmp_path / name for name in found])
-
-    kept = {path.read_bytes() for path in (tmp_path / "kept").iterdir()}
-    assert kept == {spoken["hello"], spoken["barrier"]}
-
-
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*")), ids=lambda path: path.name[:12])
-def test_the_corpus_of_the_fuzzer_breaks_nothing(path):
+def test_the_corpus_breaks_nothing(path):
     """Inputs that once reached code which no other did."""
     play(path.read_bytes())

@@ -252,6 +252,17 @@ def test_token_ids_go_in_and_out(tmp_path):
         ("completions", {"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids [-1]: wanted at most 64 ids"),
         ("completions", {"prompt": "a", "echo": "yes"}, "echo 'yes': wanted true or false"),
         ("completions", {"prompt": "a", "stream": 1}, "stream 1: wanted true or false"),
+        (
+            "completions",
+            {"prompt": "a", "stream_options": {}},
+            "wanted an object, and only together with stream = true",
+        ),
+        ("completions", {"prompt": "a", "stream": True, "stream_options": 1}, "stream_options: wanted an object"),
+        (
+            "completions",
+            {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
+            "include_usage 1: wanted true or false",
+        ),
         ("chat/completions", {"messages": TALK, "logprobs": 1}, "logprobs 1: wanted true or false"),
         (
             "completions",

@@ -10,9 +10,9 @@ from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import pack_array
 from mrl.records.episodes import EpisodeSegment
 from mrl.records.experience import SharedTurn
-from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Continuation, StaleGroup, WorkRequest
+from mrl.records.rollouts import Continuation, ScoredGroup, StaleGroup, WorkRequest
 from mrl.records.version import Version, VersionSpan
+from tests.support.answers import made_answer
 
 PACE = Pace(groups_per_step=4, group_size=2, max_staleness_versions=1, total_steps=10)
 
@@ -541,21 +541,7 @@ def _state() -> Continuation:
     return Continuation(prompt_id="q", source="peer", turns=said, num_left=1)
 
 
-def _group(ticket: str, step: int, passed: int):
-    from mrl.records.rollouts import Answer, ScoredGroup
-    from mrl.records.version import VersionSpan
-
-    answers = [
-        Answer(
-            token_ids=pack_array([1], "i4"),
-            logprobs=pack_array([-1.0], "f4"),
-            versions=[VersionSpan(1, Version(0, step))],
-            completion=b"",
-            finish_reason=FinishReason.STOP,
-            reward=float(place < passed),
-        )
-        for place in range(2)
-    ]
+def _group(ticket: str, step: int, passed: int) -> ScoredGroup:
     number = ticket.split(".")[1]
     return ScoredGroup(
         ticket=ticket,
@@ -563,5 +549,5 @@ def _group(ticket: str, step: int, passed: int):
         continuation=_state() if number.startswith("-") else None,
         task="t",
         prompt_token_ids=pack_array([1], "i4"),
-        answers=answers,
+        answers=[made_answer(step, reward=float(place < passed)) for place in range(2)],
     )

@@ -5,26 +5,15 @@ import pytest
 from mrl.errors import TaskError
 from mrl.learner.batches import batch_values
 from mrl.learner.verifier_limit import VerifierFailures
-from mrl.records.codec import pack_array
-from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.records.version import Version, VersionSpan
+from tests.support.answers import made_answer
 
 RAISED = "raised: KeyError: 'n' (judges.py:7 in judge)"
 
 
 def answer(reward: float = 0.0, failure: str = "", **rewards: float) -> Answer:
     """One token of an answer."""
-    return Answer(
-        token_ids=pack_array([1], "i4"),
-        logprobs=pack_array([-1.0], "f4"),
-        versions=[VersionSpan(1, Version(0, 0))],
-        completion=b"x",
-        finish_reason=FinishReason.STOP,
-        reward=reward,
-        rewards=rewards,
-        failure=failure,
-    )
+    return made_answer(0, reward=reward, completion=b"x", rewards=rewards, failure=failure)
 
 
 def group(*answers: Answer, task: str = "trim") -> ScoredGroup:

@@ -11,24 +11,15 @@ from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import Learner, Milestones
 from mrl.models.row_attention import use_row_attention
-from mrl.records.codec import pack_array
-from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Answer, ScoredGroup
-from mrl.records.version import Version, VersionSpan
+from mrl.records.rollouts import ScoredGroup
+from mrl.records.version import Version
 from mrl.weights.publish import Publisher
+from tests.support.answers import made_answer
 
 
 def group(*steps: int) -> ScoredGroup:
     """One answer with a token of each of these versions."""
-    answer = Answer(
-        token_ids=pack_array(list(steps), "i4"),
-        logprobs=pack_array([-1.0] * len(steps), "f4"),
-        versions=[VersionSpan(1, Version(0, step)) for step in steps],
-        completion=b"",
-        finish_reason=FinishReason.STOP,
-        reward=1.0,
-    )
-    return ScoredGroup(ticket="t", prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])
+    return ScoredGroup(ticket="t", prompt_id="p", task="t", prompt_token_ids=b"", answers=[made_answer(*steps)])
 
 
 def test_staleness_is_told_as_a_distribution():

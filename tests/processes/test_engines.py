@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.policy_tables import ServerTable
 from mrl.config.schema import RunConfig
 from mrl.engines.bounds import Bounds, bounds_of
 from mrl.engines.dialect import Launch
 from mrl.processes import engines
 from mrl.processes.engines import answers_at_once
+from tests.support.word_runs import word_run
 
 
 def test_every_bound_of_a_server_is_the_configured_one(tmp_path):
@@ -31,14 +31,8 @@ def test_without_a_word_about_it_the_time_for_new_weights_follows_the_model(tmp_
 
 
 def config_of(engine: str = "embedded", **allocation: object) -> RunConfig:
-    policy = {"model": "m", "device": "cuda", "rollout": {"engine": engine, "threads": 2}}
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": policy, "b": policy},
-        "allocation": {"slots": 96, **allocation},
-    }
-    return validate(tables, where="test")
+    policy = {"device": "cuda", "rollout": {"engine": engine, "threads": 2}}
+    return word_run({"a": policy, "b": policy}, allocation={"slots": 96, **allocation})
 
 
 UNITS = {"units": ["gpu:0", "gpu:1", "cpu:0"]}

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
 from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError, MissingError, PeerLost
@@ -27,6 +26,7 @@ from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
 from mrl.transport.requests import SILENCE_S
 from mrl.transport.server import ServerSocket
+from tests.support.word_runs import word_run
 
 FOREVER = "import time\nwhile True: time.sleep(60)"
 
@@ -72,15 +72,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run with policies a on h0 and b on h1; whatever joining sets in the environment is taken back."""
     for name in ("MRL_HOST", "MRL_ADDRESS", "MRL_TELEMETRY"):
         monkeypatch.setenv(name, "")
-    tables = {
-        "run": {"name": "r", "steps": 3, "folder": str(tmp_path), "min_free_mib": 0},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}, "b": {"model": "m"}},
-        "exchange": {"host": "0.0.0.0"},
-        "supervision": {"stop_s": 1.0, "backoff_s": 0.01, "host_metrics_s": 0.05},
-        "launch": {"alone_s": 1.0},
-    }
-    made = create_run_folder(validate(tables, where="test"))
+    config = word_run(
+        {"a": {}, "b": {}},
+        run={"folder": str(tmp_path), "min_free_mib": 0},
+        exchange={"host": "0.0.0.0"},
+        supervision={"stop_s": 1.0, "backoff_s": 0.01, "host_metrics_s": 0.05},
+        launch={"alone_s": 1.0},
+    )
+    made = create_run_folder(config)
     (made.logs / "attempt_1").mkdir()
     return made
 

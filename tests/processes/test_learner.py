@@ -22,6 +22,7 @@ from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regime import Component
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
+from tests.support.word_runs import word_run
 
 TOO_MANY_BYTES = 1 << 50
 FIRST_RANK = learner_role._first_rank
@@ -109,15 +110,8 @@ def test_a_learner_with_memory_enough_ends_as_it_would(config: RunConfig, tmp_pa
 @pytest.fixture
 def together(tmp_path: Path) -> RunConfig:
     """Of policies that step together; both have lived."""
-    policy = {"model": "nowhere", "learner": {"processes": 1}}
-    config = validate(
-        {
-            "run": {"name": "r", "steps": 20, "sync": True, "folder": str(tmp_path)},
-            "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-            "policies": {"a": policy, "b": policy},
-        },
-        where="test",
-    )
+    policy = {"learner": {"processes": 1}}
+    config = word_run({"a": policy, "b": policy}, run={"steps": 20, "sync": True, "folder": str(tmp_path)})
     folder = RunFolder(tmp_path / "r")
     (tmp_path / "r" / "lives").mkdir(parents=True)
     for name in "ab":

@@ -21,7 +21,6 @@ import msgspec
 import psutil
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
 from mrl.config.schema import RunConfig, TrackerTable
 from mrl.config.stop_request import file_stop_request
@@ -49,6 +48,7 @@ from mrl.records.telemetry_messages import (
 from mrl.transport.grants import Grant, grant_of
 from mrl.transport.keys import load_client_keys
 from mrl.transport.server import Incoming
+from tests.support.word_runs import word_run
 
 T = TypeVar("T")
 FOREVER = "import time\nwhile True: time.sleep(60)"
@@ -119,13 +119,8 @@ def learner(code: str) -> ProcessSpec:
 
 
 def config_in(folder: Path, *, max_minutes: float = 0.0, **supervision: float) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0, "max_minutes": max_minutes},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}, "b": {"model": "m"}},
-        "supervision": {"backoff_s": 0.01, **supervision},
-    }
-    return validate(tables, where="test")
+    run = {"folder": str(folder), "min_free_mib": 0, "max_minutes": max_minutes}
+    return word_run({"a": {}, "b": {}}, run=run, supervision={"backoff_s": 0.01, **supervision})
 
 
 class Run:

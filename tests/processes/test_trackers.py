@@ -23,7 +23,6 @@ import psutil
 import pytest
 
 from mrl.cli.main import main
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.metrics.jsonl import MetricsWriter
@@ -35,6 +34,7 @@ from mrl.processes.trackers import TrackerFeed, Trackers
 from mrl.records.telemetry_messages import MetricsRecord
 from mrl.report.page import write_report
 from mrl.report.run_data import read_run
+from tests.support.word_runs import word_run
 
 PAGE = Path(__file__).parents[2] / "docs/trackers.md"
 BOUND_S = 60.0
@@ -62,13 +62,8 @@ def needed(package: str) -> None:
 
 
 def config_in(folder: Path, *tables: dict[str, Any]) -> RunConfig:
-    config = {
-        "run": {"name": "r", "steps": 3, "folder": str(folder), "min_free_mib": 0},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}, "b": {"model": "m", "source": SECRET}},
-        "trackers": list(tables),
-    }
-    return validate(config, where="test")
+    run = {"folder": str(folder), "min_free_mib": 0}
+    return word_run({"a": {}, "b": {"source": SECRET}}, run=run, trackers=list(tables))
 
 
 def record(policy: str, step: int, *, role: str = "", **values: float) -> MetricsRecord:

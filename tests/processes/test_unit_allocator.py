@@ -10,7 +10,6 @@ import pytest
 
 from mrl.allocation.unit_core import TypeShare, UnitShare
 from mrl.allocation.unit_leases import LeaseCounts, Transition, UnitState
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.config.schema import RunConfig
 from mrl.errors import DeviceError
@@ -30,6 +29,7 @@ from mrl.records.telemetry_messages import MetricsRecord, TelemetryRecord
 from mrl.records.unit_messages import NodeReport, UnitReport
 from mrl.transport.keys import RunKeys, create_keys
 from mrl.transport.server import ServerSocket
+from tests.support.word_runs import word_run
 
 
 def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
@@ -41,14 +41,9 @@ def test_transitions_are_written_one_a_line_with_the_time_of_day() -> None:
 
 def run_of_one_unit(path: Path, **launch: object) -> tuple[RunConfig, RunFolder, RunKeys]:
     """One policy."""
-    tables = {
-        "run": {"name": "r", "steps": 3, "folder": str(path), "min_free_mib": 0},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"qwen": {"model": "m"}},
-        "allocation": {"units": ["cpu:0"]},
-        "launch": launch,
-    }
-    folder = create_run_folder(config := validate(tables, where="test"))
+    run = {"folder": str(path), "min_free_mib": 0}
+    config = word_run({"qwen": {}}, run=run, allocation={"units": ["cpu:0"]}, launch=launch)
+    folder = create_run_folder(config)
     return config, folder, create_keys(folder.keys)
 
 

@@ -5,10 +5,8 @@ import threading
 import msgspec
 from structlog.testing import capture_logs
 
-from mrl.records.codec import decode, encode, pack_array
-from mrl.records.finish import FinishReason
+from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
-    Answer,
     Groups,
     GroupsAck,
     HeldOutAnswer,
@@ -28,6 +26,7 @@ from mrl.records.version import Version, VersionSpan
 from mrl.rollout.held_out_answers import HeldOutRoom
 from mrl.rollout.link import WorkerLink, WorkerProgress
 from mrl.transport.requests import WINDOW_REQUESTS
+from tests.support.answers import made_answer
 
 NOTICE = WeightsNotice(version=Version(0, 4), manifest_path="m")
 
@@ -59,15 +58,7 @@ class Wire:
 
 
 def group(ticket: str) -> ScoredGroup:
-    answer = Answer(
-        token_ids=pack_array([1], "i4"),
-        logprobs=pack_array([-1.0], "f4"),
-        versions=[VersionSpan(1, Version(0, 4))],
-        completion=b"",
-        finish_reason=FinishReason.STOP,
-        reward=0.0,
-    )
-    return ScoredGroup(ticket=ticket, prompt_id="p", task="t", prompt_token_ids=b"", answers=[answer])
+    return ScoredGroup(ticket=ticket, prompt_id="p", task="t", prompt_token_ids=b"", answers=[made_answer(4)])
 
 
 def test_every_request_tells_how_far_the_worker_is():

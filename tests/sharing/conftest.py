@@ -1,7 +1,6 @@
 """Made-up groups, records, two small tokenizers, and the smallest model that a loss can be taken on."""
 
 import itertools
-import json
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch._dynamo  # optimizers import it on first use, which takes seconds: not inside the time of a test
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.config.policy_tables import ObjectiveTable
@@ -39,6 +37,7 @@ from mrl.sharing.regime import Absorbed, Author, Regime
 from mrl.sharing.regimes import build_regime
 from mrl.sharing.sgt import SgtRegime
 from tests.support.drawn_episodes import OTHER_CALLS
+from tests.support.model_folders import write_byte_level
 from tests.support.plain_voice import PlainVoice
 from tests.support.retokenizing import retokenize
 
@@ -215,17 +214,7 @@ def make_success() -> Callable[..., Received]:
 
 
 def _byte_level(folder, *, vocab_size: int, eos: str, corpus: list[str]) -> Receiver:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, initial_alphabet=alphabet, special_tokens=[eos], show_progress=False
-    )
-    tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return load_receiver(folder)
+    return load_receiver(write_byte_level(folder, corpus, vocab_size, eos=eos))
 
 
 @pytest.fixture(scope="session")

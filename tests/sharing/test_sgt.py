@@ -205,17 +205,6 @@ def test_choice_among_successes_is_uniform(make_sgt, make_group, make_success):
     assert {rescue.source for rescue in absorbed.rescued if rescue.completion == b"three"} == {"b"}
 
 
-def test_several_successes_share_the_weight_of_one(make_sgt, make_group, make_success):
-    """With successes_per_rescue = 2 two distinct texts are used, and the prompt still counts once."""
-    received = [make_success(b"one"), make_success(b"one"), make_success(b"one"), make_success(b"two")]
-    for seed in range(8):
-        absorbed = absorb_failed(make_sgt(successes_per_rescue=2), make_group([0, 0]), received, seed=seed)
-        assert {rescue.completion for rescue in absorbed.rescued} == {b"one", b"two"}
-        assert [row.weights.sum() for row in absorbed.examples] == pytest.approx([0.5, 0.5])
-        assert absorbed.denominators["rescue"] == 1
-        assert absorbed.counts["sharing/hit_prompts"] == 1
-
-
 @pytest.mark.parametrize(("normaliser", "expected"), [("rescues", 2.0), ("prompts", 3.0), ("tokens", 0.0)])
 def test_normaliser_counts_rescues_or_prompts(make_sgt, make_group, make_success, normaliser, expected):
     """Rescues of pending prompts count like those of the batch; "prompts" counts own groups, "tokens" rescue tokens."""
@@ -311,14 +300,6 @@ def test_publish_gives_nothing_without_a_usable_success(make_sgt, make_group, re
     assert make_sgt().publish(make_group(rewards, **how), author()) == []
 
 
-def test_publish_gives_distinct_texts(make_sgt, make_group):
-    """With publish_per_group = 2 the same text is not sent twice."""
-    group = make_group([1, 1, 1, 1], texts=[b"a", b"a", b"b", b"c"])
-    records = make_sgt(publish_per_group=2).publish(group, author())
-    assert [record.completion for record in records] == [b"a", b"b"]
-    assert len({record.record_id for record in records}) == 2
-
-
 def test_what_is_heard_is_bounded(make_sgt, make_group, make_success):
     """Beyond the bound the oldest records go, and are counted."""
     regime = make_sgt()
@@ -347,13 +328,6 @@ def test_asks_outcomes_and_waits_for_none(make_sgt, make_group):
     group = make_group([0])
     regime.asks(group)
     assert regime.is_settled(group)
-
-
-def test_gate_may_open_for_groups_that_mostly_fail(make_sgt, make_group):
-    """With a share of 1/4, one success in four is still a failure, two are none."""
-    regime = make_sgt(gate_success_share=0.25)
-    assert regime.asks(make_group([1, 0, 0, 0])) == ["p"]
-    assert regime.asks(make_group([1, 1, 0, 0])) == []
 
 
 @pytest.mark.parametrize(("finished_only", "withheld"), [(True, 1), (False, 0)])

@@ -23,25 +23,21 @@ def test_gradient_on_failed_groups_is_the_score_of_the_peer_answer(
     lab.assert_same(lab.gradient(absorbed, regime, model), [-(0.3 / z) * score for score in mean_score])
 
 
-@pytest.mark.parametrize(("normaliser", "num_successes"), [("tokens", 1), ("tokens", 2), ("rescues", 2)])
-def test_gradient_of_several_rescues(make_sgt, make, receiver, lab, step_of, normaliser, num_successes):
-    """By "tokens" every token counts alike; otherwise two answers to one prompt share the weight of one."""
-    model, texts = lab.model(), [b"reverse: yah", b"copy: z"]
-    regime = make_sgt(lambda_=0.3, normaliser=normaliser, successes_per_rescue=num_successes)
-    groups = [make.group([0, 0], prompt_id) for prompt_id in "pq"]
-    told = [make.success(text, "p") for text in texts[:num_successes]] + [make.success(b"zz", "q")]
-    absorbed = step_of(regime, groups, told)
-    by_prompt = {"p": texts[:num_successes], "q": [b"zz"]}
+def test_gradient_of_rescues_whose_tokens_count_alike(make_sgt, make, receiver, lab, step_of):
+    """By "tokens" a long rescue weighs more than a short one."""
+    model = lab.model()
+    regime = make_sgt(lambda_=0.3, normaliser="tokens")
+    texts = {"p": b"reverse: yah", "q": b"zz"}
+    groups = [make.group([0, 0], prompt_id) for prompt_id in texts]
+    absorbed = step_of(regime, groups, [make.success(text, prompt_id) for prompt_id, text in texts.items()])
 
     def slow(model):
         total, num_tokens = 0.0, 0
-        for answers in by_prompt.values():
-            for text in answers:
-                ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
-                log_pi = model.logprobs(np.array([3]), ids)
-                total = total - (log_pi.sum() if normaliser == "tokens" else log_pi.mean() / len(answers))
-                num_tokens += len(ids)
-        return 0.3 * total / (num_tokens if normaliser == "tokens" else 2)
+        for text in texts.values():
+            ids = retokenize(receiver, text, finished=True, max_tokens=64).token_ids
+            total = total - model.logprobs(np.array([3]), ids).sum()
+            num_tokens += len(ids)
+        return 0.3 * total / num_tokens
 
     lab.assert_same(lab.gradient(absorbed, regime, model), lab.score_of(model, slow))
 

@@ -9,16 +9,14 @@ import threading
 import time
 from pathlib import Path
 
+from exchange_drill.part import connect
+
 from mrl.config.run_folder import RunFolder
 from mrl.exchange.client import ExchangeClient
 from mrl.records.experience import OutcomeRecord
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.transport.background import BackgroundClient
-from mrl.transport.client_socket import ClientSocket
 from mrl.transport.endpoints import nearest_endpoint
-from mrl.transport.grants import grant_of
-from mrl.transport.keys import load_client_keys
 
 RECORDS_AT_ONCE = 20
 FLUSH_S = 0.5
@@ -52,7 +50,7 @@ class Witness:
         """Number of acknowledged records that a daemon started over the run's log does not return to `reader`."""
         argv = [sys.executable, "-m", "mrl", "exchange", "--run-folder", str(self._folder)]
         with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as daemon:
-            client = _connect(self._folder, f"learner/{reader}")
+            client = connect(self._folder, f"learner/{reader}")
             try:
                 return self.num_acknowledged - self._num_found(client)
             finally:
@@ -63,7 +61,7 @@ class Witness:
         while nearest_endpoint(RunFolder(self._folder).endpoints, "exchange") is None:
             if self._stop.wait(PAUSE_S):
                 return
-        client = _connect(self._folder, f"worker/{self._source}/witness")
+        client = connect(self._folder, f"worker/{self._source}/witness")
         while not self._stop.is_set():
             numbers = range(self.num_acknowledged, self.num_acknowledged + RECORDS_AT_ONCE)
             client.publish([_record(self._source, number) for number in numbers])
@@ -84,17 +82,6 @@ class Witness:
             client.fetch_now(missing, kinds=["outcome"], limit=1, max_age_versions=None, timeout_s=ASK_S)
             found |= {item.record.record_id for item in client.take()}
         return len(found)
-
-
-def _connect(run_folder: Path, name: str) -> ExchangeClient:
-    folder, grant = RunFolder(run_folder), grant_of(name)
-    keys = load_client_keys(folder.keys, grant)
-    socket = ClientSocket(keys, lambda: nearest_endpoint(folder.endpoints, "exchange"), identity=name)
-    return ExchangeClient.connect(
-        lambda on_message, on_tick: BackgroundClient(socket, on_message=on_message, on_tick=on_tick),
-        client=name,
-        policy=grant.policy,
-    )
 
 
 def _name(number: int) -> str:

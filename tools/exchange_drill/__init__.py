@@ -1,4 +1,4 @@
-"""Parts of `tools/drill_exchange.py` and `tools/fuzz_exchange.py`, which try to break the exchange daemon.
+"""Parts of `tools/drill_exchange.py`, which tries to break the exchange daemon.
 
 - `workload`   records that are made from their number alone
 - `journals`   journal of a process, in a file that survives its death
@@ -13,6 +13,4 @@
 - `memory`     the daemon's memory under these attacks
 - `torn`       a write-ahead log that was written in part, or spoiled
 - `outcome`    results of a drill, as a row
-- `stage`      the daemon's core alone, with checks that hold for any input
-- `seeds`      conversations to begin with, and mutations of them
 """

@@ -41,7 +41,7 @@ GIVE_UP_S = 5.0
 """Seconds after which a record counts as evicted if later ones have come; a learner's pending table is bounded too."""
 
 
-def connect(run: Path, name: str, *, over_tcp: bool) -> ExchangeClient:
+def connect(run: Path, name: str, *, over_tcp: bool = False) -> ExchangeClient:
     """Connect a client as the roles of a run do."""
     grant = grant_of(name)
     resolve = read_endpoint if over_tcp else nearest_endpoint

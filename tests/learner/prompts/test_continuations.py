@@ -14,10 +14,8 @@ from mrl.learner.verifier_limit import VerifierFailures
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.episodes import Message
 from mrl.records.experience import SharedTurn
-from mrl.records.finish import FinishReason
 from mrl.records.rollouts import (
     FIRST_CONTINUATION,
-    Answer,
     Continuation,
     Groups,
     ScoredGroup,
@@ -28,8 +26,9 @@ from mrl.records.rollouts import (
     learner_message_decoder,
     worker_message_decoder,
 )
-from mrl.records.version import Version, VersionSpan
+from mrl.records.version import Version
 from mrl.sharing.regime import Absorbed
+from tests.support.answers import made_answer
 
 PACE = Pace(groups_per_step=2, group_size=1, max_staleness_versions=1, total_steps=10)
 
@@ -52,20 +51,12 @@ def asks(books: WorkLedger, count: int = 9, holding: list[WorkItem] = ()) -> lis
 
 
 def played(item: WorkItem, step: int = 0, reward: float = 0.0) -> ScoredGroup:
-    answer = Answer(
-        token_ids=pack_array([1], "i4"),
-        logprobs=pack_array([-1.0], "f4"),
-        versions=[VersionSpan(1, Version(0, step))],
-        completion=b"",
-        finish_reason=FinishReason.STOP,
-        reward=reward,
-    )
     return ScoredGroup(
         ticket=item.ticket,
         prompt_id=item.prompt_id,
         task="t",
         prompt_token_ids=pack_array([1], "i4"),
-        answers=[answer],
+        answers=[made_answer(step, reward=reward)],
         continuation=item.continuation,
     )
 

@@ -6,26 +6,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
 from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.prompts.curriculum import Curriculum, curriculum_of
 from mrl.records.rollouts import ScoredGroup, WorkItem, WorkRequest
 from mrl.records.version import Version
+from tests.support.word_runs import word_run
 
 POOL = 12
 """Prompts 0 to 2 are always solved, 3 to 5 never, and the others by half of the answers."""
 
 
 def config(**pool: float) -> Any:
-    tables = {
-        "run": {"name": "r", "steps": 3, "seed": 5},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {"a": {"model": "m"}},
-        "pool": pool,
-    }
-    return validate(tables, where="test")
+    return word_run({"a": {}}, run={"seed": 5}, pool=pool)
 
 
 def curriculum(**pool: float) -> Curriculum:

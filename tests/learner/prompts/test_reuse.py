@@ -17,23 +17,16 @@ from mrl.learner.ledger import Pace, WorkLedger
 from mrl.learner.prompts.reuse import ReuseBuffer, reuse_of
 from mrl.learner.verifier_limit import VerifierFailures
 from mrl.records.codec import pack_array
-from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Answer, ScoredGroup, WorkRequest
-from mrl.records.version import Version, VersionSpan
+from mrl.records.rollouts import ScoredGroup, WorkRequest
+from mrl.records.version import Version
 from mrl.sharing.regime import Absorbed
+from tests.support.answers import made_answer
 
 
 def group(ticket: str, step: int, reward: float = 1.0) -> ScoredGroup:
     """Two answers of one token, sampled by the version of `step`."""
     answers = [
-        Answer(
-            token_ids=pack_array([place], "i4"),
-            logprobs=pack_array([-1.0], "f4"),
-            versions=[VersionSpan(1, Version(0, step))],
-            completion=b"\xff\x00x",
-            finish_reason=FinishReason.STOP,
-            reward=reward * place,
-        )
+        made_answer(step, reward=reward * place, token_ids=pack_array([place], "i4"), completion=b"\xff\x00x")
         for place in range(2)
     ]
     prompt_id = "p" + ticket.partition(".")[2]

@@ -4,23 +4,19 @@ import json
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.run_folder import RunFolder, create_run_folder
 from mrl.models.probe import save_probe
 from mrl.processes.evaluation import kept_serving
 from tests.support.evaluated_run import checkpoint
+from tests.support.word_runs import word_run
 
 
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
     """One with a checkpoint of step 4."""
     save_probe(tmp_path / "model", seed=3)
-    tables = {
-        "run": {"name": "r", "steps": 9, "folder": str(tmp_path)},
-        "tasks": {"reverse": {"source": "words", "dataset": "reverse"}},
-        "policies": {"qwen": {"model": str(tmp_path / "model")}},
-    }
-    folder = create_run_folder(validate(tables, where="test"))
+    config = word_run({"qwen": {"model": str(tmp_path / "model")}}, run={"steps": 9, "folder": str(tmp_path)})
+    folder = create_run_folder(config)
     checkpoint(folder, "qwen", tmp_path / "model", 4)
     return folder
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.schema import GatewayTable, RunConfig
 from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError
@@ -22,17 +21,11 @@ from mrl.processes.planning.hosts import (
     remote_words,
 )
 from mrl.processes.planning.plan import build_plan
+from tests.support.word_runs import word_run
 
 
 def config_of(*policies: str, exchange: str = "0.0.0.0", device: str = "cpu", **launch: Any) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m", "device": device} for name in policies},
-        "exchange": {"host": exchange},
-        "launch": launch,
-    }
-    return validate(tables, where="test")
+    return word_run({name: {"device": device} for name in policies}, exchange={"host": exchange}, launch=launch)
 
 
 def agents_at(address: str) -> RunConfig:

@@ -10,21 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.run_folder import LOCAL_FOLDER, local_folder
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.processes.planning.local_folder import PREFIX, local_folder_of, parent_of
 from mrl.transport.server import MAX_IPC_PATH_BYTES
+from tests.support.word_runs import word_run
 
 
 def config_of(policy: str = "a", local: str = "") -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3, "local_folder": local},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {policy: {"model": "m"}},
-    }
-    return validate(tables, where="test")
+    return word_run({policy: {}}, run={"local_folder": local})
 
 
 @pytest.fixture

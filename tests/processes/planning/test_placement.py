@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.processes.planning.placement import Seat, has_own_gpus, least_gpus, most_gpus, seats
+from tests.support.word_runs import word_run
 
 ONE = ""
 
@@ -22,13 +22,7 @@ def policy(ranks: int = 1, workers: int = 1, engine: str = "vllm", device: str =
 
 
 def config_of(units: list[str] | None = None, **policies: dict[str, Any]) -> RunConfig:
-    tables: dict[str, Any] = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": policies,
-        "allocation": {"slots": 1024, "floor_slots": 64, **({"units": units} if units else {})},
-    }
-    return validate(tables, where="test")
+    return word_run(policies, allocation={"slots": 1024, "floor_slots": 64, **({"units": units} if units else {})})
 
 
 def on_one(config: RunConfig, num_gpus: int) -> dict[str, tuple[int, ...]]:

@@ -9,7 +9,6 @@ import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
-from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.learner.ranks.rank_place import rank_place
@@ -18,18 +17,13 @@ from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan
 from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES, SHUTDOWN
 from mrl.processes.planning.turns import shared_gpus
+from tests.support.word_runs import word_run
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}
 
 
 def config_of(**policies: dict[str, Any]) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m", **table} for name, table in policies.items()},
-        "exchange": {"host": "0.0.0.0"},
-    }
-    return validate(tables, where="test")
+    return word_run(policies, exchange={"host": "0.0.0.0"})
 
 
 def test_every_role_has_its_process_in_starting_order() -> None:

@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.processes.planning.slurm import Job, SlurmRequest, render
+from tests.support.word_runs import word_run
 
 REQUEST = SlurmRequest(num_hosts=2, cpus_per_host=12, minutes=90)
 
 
 def config_of(folder: str = "runs", **policies: dict[str, Any]) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3, "folder": folder},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m", **table} for name, table in policies.items()},
-        "exchange": {"host": "0.0.0.0"},
-    }
-    return validate(tables, where="test")
+    return word_run(policies, run={"folder": folder}, exchange={"host": "0.0.0.0"})
 
 
 TWO = config_of(a={"learner": {"threads": 8}}, b={})

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.config.run_folder import LOCAL_FOLDER, RunFolder
 from mrl.config.schema import RunConfig
@@ -14,15 +13,11 @@ from mrl.processes.planning.hosts import Host
 from mrl.processes.planning.placement import least_gpus, most_gpus
 from mrl.processes.planning.plan import build_plan
 from mrl.processes.planning.turns import TURN_DEVICES, device_turn, shared_gpus, turn_devices
+from tests.support.word_runs import word_run
 
 
 def config_of(**policies: dict[str, Any]) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m", **keys} for name, keys in policies.items()},
-    }
-    return validate(tables, where="test")
+    return word_run(policies)
 
 
 def test_learners_and_workers_are_told_which_devices_they_have_in_turns() -> None:

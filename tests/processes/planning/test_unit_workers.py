@@ -14,16 +14,12 @@ from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import parse_hosts
 from mrl.processes.planning.plan import build_plan, unit_worker
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, check_cores, units_of
+from tests.support.word_runs import word_run
 
 
 def config(*units: str, device: str = "cpu") -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"copy": {"source": "words", "dataset": "copy"}},
-        "policies": {name: {"model": "m", "device": device, "rollout": {"workers": 2}} for name in "ab"},
-        "allocation": {"units": list(units)},
-    }
-    return validate(tables, where="test")
+    policy = {"device": device, "rollout": {"workers": 2}}
+    return word_run({"a": policy, "b": policy}, allocation={"units": list(units)})
 
 
 def test_the_plan_starts_no_worker_where_leases_do() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.processes.preparation import checkpoint_room
 from mrl.processes.preparation.checkpoint_room import GIB, num_at_once, room_notes
+from tests.support.word_runs import word_run
 
 BILLIONS = 8 * 1024**3
 """Parameters; each takes 12 bytes."""
@@ -17,14 +17,10 @@ BILLIONS = 8 * 1024**3
 
 def config_of(folder: Path, *, run: dict[str, Any] | None = None, **learner: Any) -> RunConfig:
     """A run of a large policy and of one that does not learn."""
-    return validate(
-        {
-            "run": {"name": "r", "steps": 1000, "folder": str(folder)} | (run or {}),
-            "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-            "sharing": {"regime": "rlad", "rlad": {"teacher": "t"}},
-            "policies": {"a": {"model": "m", "learner": learner}, "t": {"model": "m", "frozen": True}},
-        },
-        where="test",
+    return word_run(
+        {"a": {"learner": learner}, "t": {"frozen": True}},
+        run={"steps": 1000, "folder": str(folder)} | (run or {}),
+        sharing={"regime": "rlad", "rlad": {"teacher": "t"}},
     )
 
 

@@ -4,21 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.hub_names import Name, download, parse_name
 from mrl.processes.preparation.hub_models import pinned
+from tests.support.word_runs import word_run
 
 COMMIT = "0123456789" * 4
 
 
 def config(**policy: str) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "policies": {"one": policy},
-    }
-    return validate(tables, where="test")
+    return word_run({"one": policy}, task="trim")
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,14 @@
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.processes.preparation.learning_values import warnings
+from tests.support.word_runs import word_run
 
 
 def told(regime: str, *, group_size: int, max_new_tokens: int, **parameters: object) -> list[str]:
     rollout = {"group_size": group_size, "max_new_tokens": max_new_tokens}
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "sharing": {"regime": regime, regime: parameters},
-        "policies": {"a": {"model": "m", "rollout": rollout}, "b": {"model": "m"}},
-    }
-    return [line for line in warnings(validate(tables, where="test"), {}) if "record" in line]
+    config = word_run({"a": {"rollout": rollout}, "b": {}}, sharing={"regime": regime, regime: parameters})
+    return [line for line in warnings(config, {}) if "record" in line]
 
 
 def test_a_group_longer_than_a_record_is_told_of() -> None:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mrl.cli.main import main
 from mrl.config.run_folder import RunFolder, dump_config, write_json
@@ -14,6 +13,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.processes.preparation import pair_cards
 from mrl.processes.preparation.pair_cards import measured_beside, pairs_of, write_pair_cards
+from tests.support.model_folders import write_byte_level
 
 
 @pytest.fixture(autouse=True)
@@ -27,17 +27,7 @@ def quick(monkeypatch):
 
 
 def tokenizer_folder(folder: Path, size: int) -> Path:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
-    )
-    tokenizer.train_from_iterator(["sun hay sunny 12 12 sunny sun"] * 9, trainer)
-    folder.mkdir()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
-    return folder
+    return write_byte_level(folder, ["sun hay sunny 12 12 sunny sun"] * 9, size)
 
 
 def config_of(models_by_policy: dict[str, Path], regime: str = "prp", frozen: tuple[str, ...] = ()) -> RunConfig:

@@ -23,16 +23,11 @@ from mrl.processes.preparation.preflight import (
     unasked,
     unheard,
 )
+from tests.support.word_runs import word_run
 
 
 def config_with(sharing: dict[str, Any]) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "sharing": sharing,
-        "policies": {"a": {"model": "m"}, "b": {"model": "m"}, "teacher": {"model": "m", "frozen": True}},
-    }
-    return validate(tables, where="test")
+    return word_run({"a": {}, "b": {}, "teacher": {"frozen": True}}, task="trim", sharing=sharing)
 
 
 @pytest.mark.parametrize("sharing", [{"regime": "independent"}, {"regime": "rlad", "rlad": {"teacher": "b"}}])

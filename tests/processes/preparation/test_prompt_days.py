@@ -5,23 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.resume import check_same_meaning
 from mrl.config.schema import RunConfig
 from mrl.processes.preparation.hub_models import pinned
 from mrl.processes.preparation.prompt_days import dated
+from tests.support.word_runs import word_run
 
 DAY = date(2024, 7, 26)
 TODAY = "{% set date_string = date_string or strftime_now('%d %b %Y') %}Today Date: {{ date_string }}"
 
 
 def config(folder: Path, **prompt: object) -> RunConfig:
-    tables = {
-        "run": {"name": "r", "steps": 1},
-        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "policies": {"one": {"model": str(folder), "prompt": prompt}},
-    }
-    return validate(tables, where="test")
+    return word_run({"one": {"model": str(folder), "prompt": prompt}}, task="trim")
 
 
 def day_of(config: RunConfig) -> date | None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mrl.config.load import validate
 from mrl.config.rules.run_rules import check_rules
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.processes.preparation.learning_values import check_learning
 from mrl.sharing.regimes import REGIMES
+from tests.support.word_runs import word_run
 
 PAGE = (Path(__file__).parents[3] / "docs" / "learner.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Own groups again\n")[1].split("\n## ")[0]
@@ -20,13 +20,7 @@ SECTION = PAGE.split("## Own groups again\n")[1].split("\n## ")[0]
 
 def config_with(learner: dict[str, Any], **tables: Any) -> RunConfig:
     """Two policies, of which the second learns as `learner` says."""
-    base = {
-        "run": {"name": "r", "steps": 3},
-        "tasks": {"trim": {"source": "words", "dataset": "trim"}},
-        "sharing": {"regime": "independent"},
-        "policies": {"a": {"model": "m"}, "b": {"model": "m", "learner": learner}},
-    }
-    return validate(base | tables, where="test")
+    return word_run({"a": {}, "b": {"learner": learner}}, **{"sharing": {"regime": "independent"}, **tables})
 
 
 @pytest.mark.parametrize("regime", sorted(set(REGIMES) - {"prefix"}))

@@ -21,7 +21,6 @@ from tests.support.alignment_properties.generated import (
     text_for,
 )
 from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers, can_write
-from tests.support.alignment_properties.raising import never_raises
 
 NO_LIMIT = 10_000
 
@@ -77,17 +76,6 @@ def expect_cut(answer: PeerAnswer, long: AlignedTrace, short: AlignedTrace, max_
     assert short.token_ids.tolist() == long.token_ids[: ends[kept - 1]].tolist()
     assert short.span_logprob.tolist() == long.span_logprob[:kept].tolist()
     assert bool(short.flags & Flag.RECV_TRUNC) == (kept < len(ends))
-
-
-def check_no_room_emits_no_token(receivers: Receivers, random: Random) -> None:
-    """A limit of 0, or below, rejects every row that could be carried over as too long, and never raises."""
-    for kind, max_tokens in itertools.product(KINDS, (0, -1, -100)):
-        answers = mixed_batch(random, receivers, kind, 9)
-        with never_raises(max_tokens):
-            batch = translate_batch(answers, receivers[kind], max_tokens=max_tokens)
-        assert batch.token_ids.size == batch.span_row.size == 0
-        assert all(batch.reject_reason)
-        assert batch.dropped_tokens.tolist() == [len(answer.special) for answer in answers]
 
 
 def check_chunks_hold_bytes_and_tokens(receivers: Receivers, random: Random) -> None:

@@ -9,7 +9,7 @@ from mrl.alignment.peer_answer import FREE_TOKENS, MAX_TOKENS_PER_BYTE, PeerAnsw
 from mrl.alignment.translate import AlignedTrace, translate_batch
 from mrl.records.finish import FinishReason
 from tests.support.alignment_properties.answers_told_by_sources import expect_survives_the_wire
-from tests.support.alignment_properties.batches_and_limits import mixed_batch, same_rows
+from tests.support.alignment_properties.batches_and_limits import same_rows
 from tests.support.alignment_properties.generated import fields_of, make_answer, make_logprobs, sampled_answer, text_for
 from tests.support.alignment_properties.kinds import KINDS, METASPACE, Receivers
 from tests.support.alignment_properties.raising import never_raises
@@ -155,15 +155,6 @@ def expect_as_told(kind: str, receivers: Receivers, told: PeerAnswer, trace: Ali
         assert trace.span_bytes.tolist() == told.byte_lengths.tolist()
 
 
-def check_nothing_that_an_answer_holds_raises(receivers: Receivers, random: Random) -> None:
-    """Rows come out, one per answer, for any text, tokens and limit."""
-    for kind in KINDS:
-        answers = mixed_batch(random, receivers, kind, 24)
-        for max_tokens in (3, NO_LIMIT):
-            with never_raises(kind):
-                assert translate_batch(answers, receivers[kind], max_tokens=max_tokens).num_rows == len(answers)
-
-
 def check_odd_receivers_of_odd_rows_never_raise(receivers: Receivers, random: Random) -> None:
     """An empty batch, rows without tokens, and rows of specials alone are counted, not raised."""
     nothing = {
@@ -208,17 +199,3 @@ def check_floods_of_silent_tokens_are_refused(receivers: Receivers, random: Rand
             told = validate(**flood.fields())
             assert isinstance(told, PeerAnswer) if not wanted else told == Rejected("size")
             assert translate_batch([flood], receivers["metaspace"], max_tokens=99).reject_reason == (wanted,)
-
-
-def check_fields_that_would_wrap_are_refused(receivers: Receivers, random: Random) -> None:
-    """A number that another width would change is refused: no number is silently wrapped."""
-    truth = honest_answer(random)
-    for lie in (
-        {"special": truth.special * 256},
-        {"special": truth.special.astype("i8") - 256},
-        {"special": truth.special.astype("u1") * 2 + b"\2"[0]},
-        {"byte_lengths": truth.byte_lengths.astype("i8") + 2**32},
-        {"token_ids": truth.byte_lengths.astype("u8") + 2**63},
-    ):
-        with never_raises(lie):
-            assert validate(**(fields_of(truth) | lie)) == Rejected("type"), lie

@@ -1,4 +1,4 @@
-"""Conversations to begin with, and mutations of them: the inputs of a fuzzer."""
+"""Conversations of clients with the exchange daemon, and mutations of them: hostile inputs."""
 
 import operator
 import random
@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from exchange_drill.stage import CLIENTS, joined, pieces
 from mrl.records.codec import encode, pack_array
 from mrl.records.exchange_messages import (
     Announce,
@@ -34,6 +33,7 @@ from mrl.records.experience import (
 )
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
+from tests.support.exchange_stage import CLIENTS, joined, pieces
 
 MAX_PIECE_BYTES = 65_535
 SPECIAL: Sequence[Any] = (
