@@ -104,7 +104,7 @@ def find_plugin(kind: PluginKind, name: str, built_in: Iterable[str], *, where: 
         return Plugin(kind, name, points[0].value.replace(" ", ""), owners[0])
     known = [*built_in, *sorted({point.name for point in importlib.metadata.entry_points(group=kind.group)})]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
-    own = f'for a {kind.word} of your own: "{name}:FUNCTION"' if kind == VERIFIER else ""
+    own = f'for a {kind.word} of your own, write "{name}:FUNCTION"' if kind == VERIFIER else ""
     raise PluginError(
         f"no such {kind.word}",
         where=where,
@@ -205,6 +205,16 @@ def _near_module(module: str) -> str:
     own = [file.stem for file in Path(folder).glob("*.py")] if folder else []
     near = difflib.get_close_matches(module, own, n=1)
     return f"did you mean {near[0]}?" if near else ""
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the last line of the called file that ran before `error` was raised; "" where none ran.
+
+    The error has to be caught in the function that made the call. A call that does not fit the signature runs no line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f"line {own[-1].lineno} of {own[-1].filename}" if own else ""
 
 
 def _broken(plugin: Plugin, error: BaseException, where: str) -> PluginError:

@@ -51,7 +51,7 @@ def test_overrides_lie_over_a_file_or_tables(tmp_path: Path) -> None:
         ("quickstart", {"run.steps": "twenty"}, "twenty"),
         ("nowhere.toml", {}, "no such file"),
         ({"run": {"name": "x"}}, {}, "configuration: "),
-        (ONE, {"run.steps": "x"}, r"^overrides: run\.steps: not valid"),
+        (ONE, {"run.steps": "x"}, r"^overrides: run\.steps: invalid value"),
         (ONE, {"policies.b.device": "cpu"}, "^overrides: policies has no 'b'"),
         (ONE, {"policies.a.learner.minibatches": 100}, r"^overrides: policies\.a\.learner\.minibatches: more"),
         (

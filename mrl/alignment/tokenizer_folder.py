@@ -19,7 +19,10 @@ def read_tokenizer(path: Path) -> TokenizerFile:
     folder = path.parent if path.name == TOKENIZER_FILE else path
     if not folder.is_dir():
         raise ModelFolderError(
-            "the folder does not exist", where=str(path), wanted="a model folder, or its tokenizer.json"
+            "not a folder" if folder.exists() else "no such folder",
+            where=str(folder),
+            wanted="a model folder, or its tokenizer.json",
+            cure="give the path of a folder; `hf download NAME --local-dir FOLDER` makes one from a model of the hub",
         )
     if not (folder / TOKENIZER_FILE).is_file():
         raise ModelFolderError(

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     for name in arguments.engines:
         if name not in ENGINES:
-            cure = f"mrl doctor --config {name}" if name.endswith(".toml") else ""
+            cure = f"use `mrl doctor --config {name}`" if name.endswith(".toml") else ""
             raise ConfigError("no such engine", where="mrl doctor", got=name, wanted=", ".join(ENGINES), cure=cure)
     subjects = _subjects(arguments)
     is_any_meant = not arguments.engines and arguments.config is None

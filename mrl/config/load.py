@@ -116,7 +116,8 @@ def parse_toml(text: str, *, where: str) -> dict[str, Any]:
             raise ConfigError(
                 "a key is set twice in one table", where=spot, cure="delete one of the two lines"
             ) from None
-        raise ConfigError(f"not valid TOML: {message}", where=spot) from None
+        cure = "write texts in quotes, true and false in lower case" if message == "Invalid value" else ""
+        raise ConfigError(f"not valid TOML: {message}", where=spot, cure=cure) from None
 
 
 def _split_line(message: str) -> tuple[str, str]:

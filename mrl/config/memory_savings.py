@@ -6,7 +6,7 @@ from typing import Any
 
 from mrl.config.policy_tables import LearnerTable
 
-LARGER_CURE = "more sharded ranks (learner.processes), or training only adapters (learner.lora)"
+LARGER_CURE = "use more sharded ranks (learner.processes), or train only adapters (learner.lora)"
 LEAST_MICROBATCH_TOKENS = 256
 """Least `microbatch_tokens` to recommend: passes with fewer do not keep a processor busy."""
 FEW_LOGITS = 1 << 25
@@ -26,13 +26,14 @@ def shortest_cure(
     for change in _savings(table, on_device):
         mib = needed_mib(table.model_copy(update=change))
         if mib <= room_mib:
-            return f"{_told(change)} would need {mib:.0f} MiB"
+            return f"set {_told(change)}, which needs {mib:.0f} MiB"
         helping |= change if mib < now_mib else {}
     if not helping:
         return LARGER_CURE
     mib = needed_mib(table.model_copy(update=helping))
-    told = f"{_told(helping)} would need {mib:.0f} MiB"
-    return told if mib <= room_mib else f"{told.replace('would', 'would still')}; {LARGER_CURE}"
+    if mib <= room_mib:
+        return f"set {_told(helping)}, which needs {mib:.0f} MiB"
+    return f"set {_told(helping)}, which still needs {mib:.0f} MiB; {LARGER_CURE} as well"
 
 
 def all_cures(table: LearnerTable, *, on_device: bool) -> str:
@@ -40,7 +41,7 @@ def all_cures(table: LearnerTable, *, on_device: bool) -> str:
     changes: dict[str, Any] = {}
     for change in _savings(table, on_device):
         changes |= change
-    return ", ".join([*([_told(changes)] if changes else []), LARGER_CURE])
+    return f"set {'some of ' * (len(changes) > 1)}{_told(changes)}, {LARGER_CURE}" if changes else LARGER_CURE
 
 
 def _savings(table: LearnerTable, on_device: bool) -> Iterator[dict[str, Any]]:

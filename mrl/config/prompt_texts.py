@@ -69,6 +69,6 @@ def _read(named: str, key: str, where: str, *, wanted: str) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: the file is not UTF-8", where=where, got=named, wanted=wanted) from None
     except OSError as error:
-        relative = "" if path.is_absolute() else f" (relative to the current folder, {Path.cwd()})"
+        relative = "" if path.is_absolute() else f" (relative to the working directory {Path.cwd()})"
         what = f"{key}: cannot read the file ({error.strerror}){relative}"
         raise ConfigError(what, where=where, got=named[:200], wanted=wanted) from None

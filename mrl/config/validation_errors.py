@@ -1,16 +1,17 @@
 """pydantic's account of a failed validation, told in one line: key, found, wanted, and the key that was meant."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from mrl.config.nearest_key import annotation_at, nearest, nearest_key, table_keys
+from mrl.config.nearest_key import annotation_at, is_named_collection, nearest, nearest_key, table_keys
 from mrl.config.overrides import WHERE
 from mrl.config.policy_tables import SERVER_URL
 from mrl.config.schema import POLICY_NAME, RUN_NAME, UNIT_TYPE_NAME
-from mrl.config.task_tables import VERIFIER_NAME
+from mrl.config.task_tables import SOURCE_NAMES, VERIFIER_NAME
 from mrl.errors import ConfigError
 
 PATTERNS = {
@@ -43,6 +44,13 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "dict_type": lambda _: "a table",
     "model_type": lambda _: "a table",
 }
+
+_UNQUOTED = {
+    "int_type": re.compile(r"-?\d+"),
+    "float_type": re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?"),
+    "bool_type": re.compile("true|false"),
+}
+"""Kind of a mistake -> the texts that are values of the wanted type between quotes."""
 
 
 def wanted_by(mistake: ErrorDetails) -> str:
@@ -98,26 +106,35 @@ def _unknown(path: tuple[str, ...]) -> tuple[str, object, str, str]:
 def _wrong(mistake: ErrorDetails, path: tuple[str, ...]) -> tuple[str, object, str, str]:
     kind = mistake["type"]
     if kind == "missing":
-        return "missing", "", _describe(path), f"add `{path[-1]} = ...`" + _below(path)
+        return "missing", "", _describe(path), _adding(path)
     wanted = wanted_by(mistake)
     found = mistake["input"]
     if mistake["loc"][-1] == "[key]":
         return "not a valid name", path[-1], wanted, ""
     if kind == "string_pattern_mismatch" and path[-1] == "verifier":
-        return "not valid", found, wanted, f'{".".join(path)} = "{found}:FUNCTION"' if ":" not in str(found) else ""
+        cure = "" if ":" in str(found) else f'set {".".join(path)} = "{found}:FUNCTION"'
+        return "invalid value", found, wanted, cure
+    if kind in _UNQUOTED and isinstance(found, str) and _UNQUOTED[kind].fullmatch(found):
+        return "invalid value", found, wanted, "remove the quotes"
     near = nearest(found, _choices(path)) if kind == "literal_error" and isinstance(found, str) else ""
-    return "not valid", found, wanted, f"did you mean {near!r}?" if near else ""
+    return "invalid value", found, wanted, f"did you mean {near!r}?" if near else ""
 
 
 def _choices(path: tuple[str, ...]) -> list[str]:
     return [str(choice) for choice in getattr(annotation_at(path), "__args__", ())]
 
 
-def _below(path: tuple[str, ...]) -> str:
-    return f" below [{'.'.join(path[:-1])}]" if len(path) > 1 else ""
+def _adding(path: tuple[str, ...]) -> str:
+    if is_named_collection(path):
+        return f"add a table [{'.'.join(path)}.NAME]"
+    if table_keys(path) is not None:
+        return f"add a table [{'.'.join(path)}]"
+    return f"add `{path[-1]} = ...`" + (f" below [{'.'.join(path[:-1])}]" if len(path) > 1 else "")
 
 
 def _describe(path: tuple[str, ...]) -> str:
+    if path[0] == "tasks" and path[2:] == ("source",):
+        return f"one of {', '.join(SOURCE_NAMES)}, or a plug-in"
     kind = annotation_at(path)
     names = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
     return names.get(kind, "a table" if table_keys(path) is not None else "")

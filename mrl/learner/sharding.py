@@ -122,9 +122,9 @@ def _keep_in_bfloat16(model: nn.Module, *, has_values: bool, has_adapters: bool)
         kept = parameter.to(torch.bfloat16) if has_values else torch.empty_like(parameter, dtype=torch.bfloat16)
         if has_adapters and has_values and not torch.equal(kept.to(parameter.dtype), parameter):
             raise ModelFolderError(
-                "learner.parameter_dtype: weights below adapters are never rounded",
-                got=f"{name} in a finer format than bfloat16",
-                wanted="a folder whose weights are in bfloat16",
+                "learner.parameter_dtype: bfloat16 would round the weights under the adapters",
+                got=f"{name} in a format with more precision than bfloat16",
+                wanted="a model folder with bfloat16 weights",
                 cure='set learner.parameter_dtype = "float32"',
             )
         parameter.data = kept

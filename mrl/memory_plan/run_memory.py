@@ -223,6 +223,6 @@ def _cure(config: RunConfig, need: ProcessNeed, room_mib: float, *, on_device: b
             told = _need(config, need.spec, {policy.name: policy.with_answers(answers)})
             mib = told.device.mib if told.device and on_device else told.host_mib
             if mib <= room_mib:
-                return f"policies.{policy.name}: rollout.answers_at_once = {answers} would need {mib:.0f} MiB"
-        return f"policies.{policy.name}: reduce rollout.max_new_tokens or rollout.group_size"
+                return f"policies.{policy.name}: set rollout.answers_at_once = {answers}, which needs {mib:.0f} MiB"
+        return f"policies.{policy.name}: lower rollout.max_new_tokens or rollout.group_size"
     return f"{need.spec.name}: put fewer processes on this device (rollout.workers), or use a smaller model"

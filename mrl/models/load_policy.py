@@ -12,11 +12,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
+from mrl.alignment.tokenizer_folder import saving_command
 from mrl.errors import ModelFolderError
 from mrl.models.device_memory import PLAN, check_device, enough_memory, lacks_memory
 from mrl.models.parameters import named_weights, parts_of
 
-CURE = "`mrl policies make CONFIG` builds policies that have a recipe; download others again"
+REMAKE = "`mrl policies make CONFIG` makes policies that have a recipe, `mrl fetch CONFIG` downloads models of the hub"
+REPAIR = "download the folder again, or correct its config.json"
+SAVE = "download the folder again, or save the model there (transformers: model.save_pretrained)"
 
 
 def load_policy(folder: Path, device: str = "cpu", *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -53,7 +56,7 @@ def _loaded(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             where=str(folder),
             got=f"no weights for {', '.join(sorted(loading['missing_keys'])[:3])}",
             wanted="weights for every layer that config.json names",
-            cure="download the folder again, or fix its config.json",
+            cure=REPAIR,
         )
     model.__dict__.pop("_weight_conversions", None)  # weights are published by names that ranks without the folder know
     _leave_file(model)
@@ -95,7 +98,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _unusable("the tokenizer cannot be loaded", folder, error) from error
+        wanted = "a tokenizer that transformers can load"
+        cure = "download the folder again, or save the tokenizer there (transformers: tokenizer.save_pretrained)"
+        raise _unusable("the tokenizer cannot be loaded", folder, error, wanted=wanted, cure=cure) from error
 
 
 def knows_model_type(model_type: str) -> bool:
@@ -116,14 +121,17 @@ def check_folder(folder: Path) -> None:
     """Raises ModelFolderError unless `folder` is a folder with a config.json, weights and a tokenizer."""
     where = str(folder)
     if not folder.is_dir():
-        raise ModelFolderError("the model folder is missing", where=where, wanted="a Hugging Face folder", cure=CURE)
+        raise ModelFolderError("the model folder is missing", where=where, wanted="a Hugging Face folder", cure=REMAKE)
     if not any(folder.glob("*.safetensors")):
-        raise ModelFolderError("the model folder has no weights", where=where, wanted="*.safetensors", cure=CURE)
+        raise ModelFolderError("the model folder has no weights", where=where, wanted="*.safetensors", cure=SAVE)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ModelFolderError("the model folder is incomplete", where=where, wanted=name, cure=CURE)
+            cure = SAVE if name == "config.json" else saving_command(folder)
+            raise ModelFolderError("the model folder is incomplete", where=where, wanted=name, cure=cure)
 
 
-def _unusable(what: str, folder: Path, error: Exception) -> ModelFolderError:
+def _unusable(
+    what: str, folder: Path, error: Exception, *, wanted: str = "a causal language model", cure: str = REPAIR
+) -> ModelFolderError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return ModelFolderError(what, where=str(folder), got=reason, wanted="a causal language model", cure=CURE)
+    return ModelFolderError(what, where=str(folder), got=reason, wanted=wanted, cure=cure)

@@ -201,7 +201,7 @@ def _end(run_folder: Path, role: str, error: BaseException, code: int, *, unfore
     reason = " ".join(str(error).split()) or type(error).__name__
     if unforeseen:
         reason = f"{type(error).__name__}: {reason} ({_place(error)})"
-    log.error("role ends", reason=reason, exit_code=code)
+    log.error("process failed", reason=reason, exit_code=code)
     sys.stderr.write(f"{role}: {reason}\n")
     sys.stderr.flush()
     crash = RunFolder(run_folder).crash

@@ -6,7 +6,7 @@ regime = "sgt"          name of the regime that runs
 lambda = 0.3
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from mrl.config.table import Table, known_or_plugin
 from mrl.config.task_tables import COLLECTIVE, TaskTable
 from mrl.config.validation_errors import wanted_by
 from mrl.errors import ConfigError, PluginError, UserError
-from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, short_name
+from mrl.plugins import REGIME, find_plugin, is_entry_point, load_plugin, raised_at, short_name
 from mrl.records.experience import RecordKind
 from mrl.sharing.collective import CollectiveParameters, CollectiveRegime
 from mrl.sharing.context import SharingContext
@@ -235,32 +235,31 @@ def check_votes(config: RunConfig, where: str) -> None:
     voted = next((name for name, task in config.tasks.items() if task.is_voted), None)
     if voted is None:
         return
-    name, pool = _name(config.sharing), config.pool
-    known = ", ".join(regime for regime, kind in REGIMES.items() if kind.takes_voted_rewards)
-    xgrpo = config.sharing.get("xgrpo", {})
-    mistakes = [
-        ("sharing.regime", name, not regime_kind(config.sharing, where).takes_voted_rewards, f"one of {known}"),
-        (f"sharing.{REPLAY}", "a table", bool(replayed_kinds(config.sharing)), "no table: old runs have no votes"),
-        *((f"pool.{key}", getattr(pool, key), getattr(pool, key) < 1, "1") for key in ("keep_solved", "keep_hopeless")),
-        *(
-            (f"sharing.xgrpo.{key}", xgrpo[key], True, f"sharing.{COLLECTIVE}.{key} in its place")
-            for key in ("peer_hold_versions", "peer_wait_s")
-            if name == "xgrpo" and key in xgrpo
-        ),
-        *(
-            (f"policies.{policy}.objective.drop_uniform_groups", True, _drops_uniform(config, policy), "false")
-            for policy in config.learning
-        ),
-    ]
-    for key, got, is_mistaken, wanted in mistakes:
-        if is_mistaken:
-            raise ConfigError(
-                f"{key}: the answers of tasks.{voted} have no rewards until the vote",
-                where=where,
-                got=got,
-                wanted=wanted,
-                cure=f"change {key}, or set tasks.{voted}.verifier to another verifier than {COLLECTIVE}",
-            )
+    other = f"set tasks.{voted}.verifier to another verifier than {COLLECTIVE}"
+    for key, got, wanted, cure in _needing_rewards(config, where):
+        what = f"{key}: the answers of tasks.{voted} have no rewards until the vote"
+        raise ConfigError(what, where=where, got=got, wanted=wanted, cure=f"{cure}, or {other}")
+
+
+def _needing_rewards(config: RunConfig, where: str) -> Iterator[tuple[str, object, str, str]]:
+    """Yield (key, got, wanted, cure) of every setting that needs the rewards of answers before a vote."""
+    name, pool, xgrpo = _name(config.sharing), config.pool, config.sharing.get("xgrpo", {})
+    if not regime_kind(config.sharing, where).takes_voted_rewards:
+        known = ", ".join(regime for regime, kind in REGIMES.items() if kind.takes_voted_rewards)
+        yield "sharing.regime", name, f"one of {known}", "use one of these regimes"
+    if replayed_kinds(config.sharing):
+        yield f"sharing.{REPLAY}", "a table", "no table: old runs have no votes", f"remove [sharing.{REPLAY}]"
+    for key in ("keep_solved", "keep_hopeless"):
+        if getattr(pool, key) < 1:
+            yield f"pool.{key}", getattr(pool, key), "1", f"set --pool.{key} 1"
+    for key in ("peer_hold_versions", "peer_wait_s") if name == "xgrpo" else ():
+        if key in xgrpo:
+            voted = f"sharing.{COLLECTIVE}.{key}"
+            yield f"sharing.xgrpo.{key}", xgrpo[key], f"{voted} in its place", f"set {voted} instead"
+    for policy in config.learning:
+        if _drops_uniform(config, policy):
+            key = f"policies.{policy}.objective.drop_uniform_groups"
+            yield key, True, "false", f"set {key} = false"
 
 
 def check_reuse(config: RunConfig, where: str) -> None:
@@ -349,8 +348,9 @@ def _of_plugin(kind: RegimeKind, parameters: Table, context: SharingContext) -> 
     except UserError:
         raise
     except Exception as error:
-        said, wanted = f"{type(error).__name__}: {error}", "a callable with the arguments (parameters, context)"
-        raise PluginError(f"{name} cannot be created ({said})", where=where, wanted=wanted) from error
+        what, place = f"{name} cannot be created ({type(error).__name__}: {error})", raised_at(error)
+        wanted = "" if place else "a callable with the arguments (parameters, context)"
+        raise PluginError(what, where=where, wanted=wanted, cure=f"check {place}" if place else "") from error
     if lacks:
         what, wanted = f"{name} does not return a regime", f"an object with {lacks}"
         raise PluginError(what, where=where, got=type(regime).__name__, wanted=wanted)
@@ -385,9 +385,8 @@ def _explain(mistake: ErrorDetails, name: str, kind: type[Table], where: str) ->
         return ConfigError(f"sharing.{name}: {mistake['msg'].removeprefix('Value error, ')}", where=where)
     key = str(mistake["loc"][0])
     if mistake["type"] != "extra_forbidden":
-        return ConfigError(
-            f"sharing.{name}.{key}: not valid", where=where, got=mistake["input"], wanted=wanted_by(mistake)
-        )
+        what = f"sharing.{name}.{key}: invalid value"
+        return ConfigError(what, where=where, got=mistake["input"], wanted=wanted_by(mistake))
     keys = [field.alias or own for own, field in kind.model_fields.items()]
     return _unknown(f"sharing.{name}.{key}: unknown key", key, keys, where, prefix=f"sharing.{name}.")
 

@@ -21,7 +21,7 @@ def checked_options(table: type[Options], options: Mapping[str, Any], *, where: 
         mistake = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in mistake["loc"])
         wanted = "one of " + ", ".join(table.model_fields) if mistake["type"] == "extra_forbidden" else ""
-        what, near = "not valid", ""
+        what, near = "invalid value", ""
         if mistake["type"] == "extra_forbidden":
             what, near = "unknown option", nearest(key, table.model_fields)
         cure = f"did you mean options.{near}?" if near else ""

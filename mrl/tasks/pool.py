@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
+from mrl.tasks.benchmarks.catalogue import BENCHMARKS
 from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.environments import Environments
@@ -273,21 +274,25 @@ def _choose(
         if all(len(chosen[part]) == number for part, number in wanted.items()):
             break
     if any(len(found) < (wanted[part] if wanted[part] != ALL else 1) for part, found in chosen.items()):
-        raise _too_few(task, table, chosen, wanted)
+        raise _too_few(task, table, chosen, wanted, left_out["too long"])
     return chosen["train"], chosen["held_out"]
 
 
 def _too_few(
-    task: str, table: TaskTable, chosen: Mapping[str, Sequence[object]], wanted: Mapping[str, int]
+    task: str, table: TaskTable, chosen: Mapping[str, Sequence[object]], wanted: Mapping[str, int], num_too_long: int
 ) -> TaskError:
-    is_file = table.source in ("jsonl", "math", "benchmark")
-    cure = "lower pool.train_prompts and pool.held_out_prompts"
+    is_benchmark = table.source == "benchmark"
+    is_file = is_benchmark or table.source in ("jsonl", "math")
+    short = [part for part, found in chosen.items() if len(found) < (1 if wanted[part] == ALL else wanted[part])]
+    cure = "lower " + " and ".join(f"pool.{part}_prompts" for part in short)
     cure += " (0 uses all rows)" if is_file else ", or set options that allow more distinct prompts"
-    if is_file and set(wanted.values()) == {ALL}:
+    if any(wanted[part] == ALL for part in short) and not is_benchmark:
         cure = f"add rows: a hash of each prompt holds out about {HELD_OUT_PERCENT} % of them"
         cure += f"; or set tasks.{task}.options.held_out to a file of held-out prompts" * (table.source == "jsonl")
-    if table.source == "benchmark" and not chosen["train"] and wanted["train"]:
-        cure = f"set tasks.{task}.weight = 0 (only evaluated) if the benchmark has no training split; otherwise {cure}"
+    if is_benchmark and wanted["train"] and not BENCHMARKS[table.dataset].train:
+        cure = f"set tasks.{task}.weight = 0 (only evaluated): this benchmark has no training split"
+    elif num_too_long:
+        cure = f"raise tasks.{task}.max_prompt_chars, which leaves out {num_too_long} longer prompts; or {cure}"
     train, held_out = ("at least 1" if wanted[part] == ALL else str(wanted[part]) for part in ("train", "held_out"))
     return TaskError(
         f"data set {table.dataset!r} has too few distinct prompts",

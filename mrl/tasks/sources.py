@@ -10,7 +10,7 @@ from typing import Any
 from mrl.config.task_tables import TaskTable
 from mrl.errors import MissingError, PluginError, TaskError, UserError
 from mrl.hub_names import Name, listing_file, parse_name, snapshot
-from mrl.plugins import SOURCE, find_plugin, load_plugin, missing_names
+from mrl.plugins import SOURCE, find_plugin, load_plugin, missing_names, raised_at
 from mrl.tasks.benchmarks.benchmark_source import BenchmarkSource
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS, benchmark_of
 from mrl.tasks.data_rows import JSONL, PARQUET, README, Split, split_files
@@ -67,7 +67,8 @@ def _of_plugin(task: str, table: TaskTable, given: Mapping[str, Any]) -> Source:
         raise
     except Exception as error:  # noqa: BLE001 - a plug-in may raise anything; it is reported in one line
         what = f"{plugin.target} cannot be opened ({type(error).__name__}: {error})"
-        raise PluginError(what, where=where, got=table.dataset, cure="fix the plug-in, or its options") from None
+        cure = f"check {raised_at(error) or plugin.target}" + f" and tasks.{task}.options" * bool(table.options)
+        raise PluginError(what, where=where, got=table.dataset, cure=cure) from None
     if lacks := missing_names(source, CONTRACT):
         what = f"{plugin.target} does not return a task source"
         raise PluginError(what, where=where, got=type(source).__name__, wanted=lacks)

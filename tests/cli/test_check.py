@@ -139,7 +139,7 @@ def test_check_names_the_setting_that_would_let_a_run_fit(
     lines = capsys.readouterr().out.splitlines()
     assert "will not fit into its 24576 MiB" in next(line for line in lines if line.startswith("cuda 0: "))
     (cure,) = [line for line in lines if line.startswith("  cure: policies.one: ")]
-    assert re.search(r"learner\.\S+ = \S+ would (still )?need \d+ MiB", cure)
+    assert re.search(r"set (learner\.\S+ = \S+, )+which (still )?needs \d+ MiB", cure)
     assert not any(line.startswith("cuda 1: ") for line in lines)
 
 
@@ -154,7 +154,7 @@ def test_servers_that_lack_gpus_are_told_with_what_would_fit(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4")
     assert main(["check", str(config), *SERVERS]) == 0
     out = capsys.readouterr().out
-    assert "GPUs: at least 7, best 8; visible on this host: 5\n    policies.one.rollout.workers = 1\n" in out
+    assert "GPUs: at least 7, best 8; visible on this host: 5\n    set policies.one.rollout.workers = 1\n" in out
     assert "weights     one: verified by the canary alone, as parts on 2 GPUs" in out
     assert main(["train", str(config), *SERVERS]) == 2
     line = capsys.readouterr().err
@@ -205,14 +205,16 @@ def test_check_moves_moments_to_where_there_is_room(
         return capsys.readouterr().out
 
     assert re.search(
-        r'one: learner.optimizer_memory = "host" would need (1[89]|2[0-2])\d{3} MiB', told("device", gpu_mib=24e3)
+        r'one: set learner.optimizer_memory = "host", which needs (1[89]|2[0-2])\d{3} MiB', told("device", gpu_mib=24e3)
     )
     too_small = told("host", host_mib=1024.0)
-    small = 'learner.optimizer_dtype = "bfloat16", learner.parameter_dtype = "bfloat16" would still need '
-    assert re.search(f'one: learner.optimizer_memory = "device", {small}' + r"[12][0-9]\d{3} MiB; more", too_small)
+    small = 'learner.optimizer_dtype = "bfloat16", learner.parameter_dtype = "bfloat16", which still needs '
+    assert re.search(
+        f'one: set learner.optimizer_memory = "device", {small}' + r"[12][0-9]\d{3} MiB; use more", too_small
+    )
     wanted_mib = float(re.findall(r"memory: (\d+) MiB will not fit", too_small)[0])
     enough_without = told("host", host_mib=wanted_mib - 8000)
-    assert re.search(r'one: learner.optimizer_memory = "device" would need 3[2-5]\d{3} MiB', enough_without)
+    assert re.search(r'one: set learner.optimizer_memory = "device", which needs 3[2-5]\d{3} MiB', enough_without)
 
 
 @pytest.mark.thorough

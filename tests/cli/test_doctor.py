@@ -167,7 +167,7 @@ def test_a_gpu_that_is_not_there_is_one_line(doctor, capsys, monkeypatch) -> Non
     ("words", "told"),
     [
         (["embeded"], "no such engine; got 'embeded'; wanted embedded, vllm, sglang"),
-        (["run.toml"], "cure: mrl doctor --config run.toml"),
+        (["run.toml"], "cure: use `mrl doctor --config run.toml`"),
         (["--config", "CONFIG", "--device", "cpu"], "--device cannot be combined with --config"),
     ],
 )

@@ -225,7 +225,8 @@ def test_a_source_that_raises_is_told_as_its_own_fault(place):
         check_tasks(config, lambda missing: None, None)
     (place / "work" / "mine.py").write_text("def Shout(dataset, options, *, seed, where, get):\n    return {}[1]\n")
     sys.modules.pop("mine", None)
-    with pytest.raises(ValueError, match=r"mine:Shout cannot be opened \(KeyError: 1\)"):
+    where = r"cure: check line 2 of .*mine\.py and tasks\.shout\.options$"
+    with pytest.raises(ValueError, match=rf"mine:Shout cannot be opened \(KeyError: 1\); .*{where}"):
         open_source("shout", config.tasks["shout"], seed=1)
 
 

@@ -108,6 +108,13 @@ def test_a_wrong_override_is_one_clear_line(file: Path, words: list[str], parts:
     [
         ("steps = 4", 'steps = "4"', ["run.steps", "got '4'", "a whole number"]),
         ("steps = 4", "", ["run.steps: missing", "a whole number", "[run]"]),
+        (
+            "steps = 4",
+            'steps = "4"',
+            ["run.steps: invalid value; got '4'; wanted a whole number; cure: remove the quotes"],
+        ),
+        ("steps = 4", 'steps = "four"', ["run.steps: invalid value; got 'four'; wanted a whole number"]),
+        ("steps = 4", "steps = four", ["not valid TOML: Invalid value; cure: write texts in quotes"]),
         ("steps = 4", "steps = 4\nsteps = 5", ["a key is set twice", ":5"]),
         ("[policies.llama]", '[policies."Big Llama"]', ["not a valid name", "Big Llama"]),
         ("lr = 1e-4", "learning_rate = 1e-4", ["policies.llama.learner.learning_rate", "unknown key"]),
@@ -138,15 +145,19 @@ def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: s
         ),
         (["--policies.llama.rollout.group_size=65"], "got 64; wanted >= 65 = group_size * workers of policies.llama"),
         (["--policies.qwen.rollout.workers=9"], "got 64; wanted >= 72 = group_size * workers of policies.qwen"),
-        (["--supervision.stop_s=3601"], "supervision.stop_s: not valid; got 3601; wanted <= 3600"),
-        (["--exchange.budget_mib=1"], "exchange.budget_mib: not valid; got 1; wanted >= 2"),
+        (["--supervision.stop_s=3601"], "supervision.stop_s: invalid value; got 3601; wanted <= 3600"),
+        (["--exchange.budget_mib=1"], "exchange.budget_mib: invalid value; got 1; wanted >= 2"),
         (["--allocation.floor_slots=400"], "floor_slots <= 256 or slots >= 800"),
         (["--policies.qwen.rollout.workers=0"], "needs at least one worker"),
         (["--policies.qwen.learner.minibatches=64"], "more minibatches than prompts"),
         (["--policies.qwen.learner.betas=[0.9, 1.0]"], "betas"),
         (["--policies.qwen.device=gpu"], "'cpu' or 'cuda'"),
         (["--allocation.ttl_s=1.0"], "expire"),
-        (["--sharing.regime=3"], "sharing.regime: not valid; got 3"),
+        (["--sharing.regime=3"], "sharing.regime: invalid value; got 3"),
+        (
+            ["--sharing.regime=dapo"],
+            "sharing.regime: an objective is not a sharing regime; got 'dapo'; wanted independent to train without",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(file: Path, words: list[str], part: str) -> None:

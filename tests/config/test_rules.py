@@ -29,7 +29,7 @@ def config_with(**exchange):
             {"metrics_port": 9000},
             "exchange.metrics_port: a port without exchange.metrics_host; got 9000; cure: set --exchange.metrics",
         ),
-        ({"metrics_port": 65_536}, "exchange.metrics_port: not valid; got 65536; wanted <= 65535"),
+        ({"metrics_port": 65_536}, "exchange.metrics_port: invalid value; got 65536; wanted <= 65535"),
     ],
 )
 def test_ports_that_cannot_be_are_refused(exchange, words):
@@ -71,7 +71,7 @@ def config_with_policy(device, rollout):
         ("cuda", {"gpus": 2, "engine": "sglang", "server": {"url": "http://h:1"}}, "2 for sglang on cuda given by url"),
         ("cuda", {"engine": "vllm", "server": {"options": ["--tensor-parallel-size=2"]}}, "set rollout.gpus"),
         ("cuda", {"engine": "sglang", "server": {"options": ["--tp-size", "2"]}}, "set rollout.gpus"),
-        ("cuda", {"gpus": 0}, "gpus: not valid; got 0"),
+        ("cuda", {"gpus": 0}, "gpus: invalid value; got 0"),
     ],
 )
 def test_several_gpus_are_for_servers_that_the_run_starts(device, rollout, words):

@@ -157,7 +157,7 @@ def test_a_cure_names_the_most_answers_at_once_that_fit(tmp_path: Path) -> None:
     needs = memory_plan(config, planned(config))
     host_mib = 0.6 * sum(need.host_mib for need in needs)
     (cure,) = [line for line in too_little(config, needs, host_mib, {}) if "cure" in line]
-    told = re.search(r"policies\.large: rollout\.answers_at_once = (\d+) would need (\d+) MiB", cure)
+    told = re.search(r"policies\.large: set rollout\.answers_at_once = (\d+), which needs (\d+) MiB", cure)
     assert told, cure
 
     def total_mib(answers: int) -> float:

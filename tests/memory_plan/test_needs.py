@@ -438,19 +438,19 @@ def test_the_cure_is_the_first_setting_that_fits() -> None:
     def cure(table: LearnerTable, room_mib: float) -> str:
         return shortest_cure(needed_mib, table, room_mib, on_device=False)
 
-    assert cure(LearnerTable(), 1300.0) == "learner.microbatch_tokens = 2048 would need 1300 MiB"
-    assert cure(LearnerTable(), 1099.0) == "learner.activation_checkpointing = true would need 1000 MiB"
+    assert cure(LearnerTable(), 1300.0) == "set learner.microbatch_tokens = 2048, which needs 1300 MiB"
+    assert cure(LearnerTable(), 1099.0) == "set learner.activation_checkpointing = true, which needs 1000 MiB"
     told = cure(LearnerTable(), 500.0)
-    assert told.startswith("learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, ")
-    assert told.endswith('learner.precision = "bfloat16" would need 400 MiB')
+    assert told.startswith("set learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, ")
+    assert told.endswith('learner.precision = "bfloat16", which needs 400 MiB')
     told = cure(LearnerTable(processes=2), 100.0)
     assert "sharding" not in told, "which would change nothing"
-    assert "would still need 400 MiB; more sharded ranks" in told
+    assert "which still needs 400 MiB; use more sharded ranks" in told
     told = cure(LearnerTable(processes=3), 100.0)
     assert 'learner.sharding = "shard"' in told
-    assert "would still need 300 MiB; more sharded ranks" in told
+    assert "which still needs 300 MiB; use more sharded ranks" in told
     small = LearnerTable.model_validate(LEAST)
-    assert cure(small, 100.0).startswith("more sharded ranks")
+    assert cure(small, 100.0).startswith("use more sharded ranks")
 
 
 def test_moments_go_where_there_is_room() -> None:
@@ -463,26 +463,26 @@ def test_moments_go_where_there_is_room() -> None:
         table = LearnerTable.model_validate(LEAST | {"optimizer_memory": where, "activation_offload": on_device})
         return shortest_cure(needed_mib, table, 500.0, on_device=on_device)
 
-    assert cure("device", on_device=True) == 'learner.optimizer_memory = "host" would need 100 MiB'
-    assert cure("host", on_device=False) == 'learner.optimizer_memory = "device" would need 100 MiB'
-    assert cure("host", on_device=True).startswith("more sharded ranks")
-    assert cure("device", on_device=False).startswith("more sharded ranks")
+    assert cure("device", on_device=True) == 'set learner.optimizer_memory = "host", which needs 100 MiB'
+    assert cure("host", on_device=False) == 'set learner.optimizer_memory = "device", which needs 100 MiB'
+    assert cure("host", on_device=True).startswith("use more sharded ranks")
+    assert cure("device", on_device=False).startswith("use more sharded ranks")
 
 
 def test_all_cures_are_those_that_are_left() -> None:
     """For a process that ran out of memory before anybody had planned it."""
     on_gpu = all_cures(LearnerTable(processes=2, precision="bfloat16"), on_device=True)
     assert on_gpu == (
-        "learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, "
+        "set some of learner.microbatch_tokens = 2048, learner.activation_checkpointing = true, "
         'learner.sharding = "shard", learner.optimizer_memory = "host", '
         'learner.activation_offload = true, learner.optimizer_dtype = "bfloat16", '
         'learner.parameter_dtype = "bfloat16", '
-        "more sharded ranks (learner.processes), or training only adapters (learner.lora)"
+        "use more sharded ranks (learner.processes), or train only adapters (learner.lora)"
     )
     adapters = LearnerTable.model_validate({"precision": "bfloat16", "lora": {}})
     assert "parameter_dtype" not in all_cures(adapters, on_device=True), "their folder may be in float32"
     least = LearnerTable.model_validate(LEAST)
-    assert all_cures(least, on_device=False).startswith("more sharded ranks")
+    assert all_cures(least, on_device=False).startswith("use more sharded ranks")
 
 
 @pytest.mark.parametrize("seed", range(20))

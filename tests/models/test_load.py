@@ -27,9 +27,9 @@ def test_a_missing_folder_is_one_line_with_the_cure(tmp_path):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("model.safetensors", "has no weights"),
-        ("config.json", "wanted config.json"),
-        ("tokenizer.json", "wanted tokenizer"),
+        ("model.safetensors", r"has no weights; .*cure: download .* or save the model there"),
+        ("config.json", r"wanted config.json; cure: download .* or save the model there"),
+        ("tokenizer.json", r"wanted tokenizer.json; cure: python -c .*save_pretrained"),
     ],
 )
 def test_an_incomplete_folder_says_what_is_missing(tmp_path, recipe, examples, missing, message):
@@ -52,13 +52,19 @@ def test_a_model_that_memory_does_not_hold_is_no_fault_of_its_folder(tiny_model,
         load_policy(tmp_path / "p")
 
 
-@pytest.mark.parametrize(("broken", "load"), [("config.json", load_policy), ("model.safetensors", load_policy),
-                                              ("tokenizer.json", load_tokenizer)])  # fmt: skip
-def test_a_damaged_file_is_one_line(tmp_path, recipe, examples, broken, load):
+@pytest.mark.parametrize(
+    ("broken", "load", "wanted"),
+    [
+        ("config.json", load_policy, "a causal language model; cure: download .* or correct its config.json"),
+        ("model.safetensors", load_policy, "a causal language model; cure: download the folder again"),
+        ("tokenizer.json", load_tokenizer, "a tokenizer that transformers can load; cure: .*save the tokenizer there"),
+    ],
+)
+def test_a_damaged_file_is_one_line(tmp_path, recipe, examples, broken, load, wanted):
     """Whatever the libraries raise becomes a ModelFolderError of one line."""
     make_policy(recipe, examples, tmp_path / "p", on_step=ignore)
     (tmp_path / "p" / broken).write_bytes(b"{ not what it should be")
-    with pytest.raises(ModelFolderError, match="cannot be loaded") as caught:
+    with pytest.raises(ModelFolderError, match=f"cannot be loaded; .*wanted {wanted}") as caught:
         load(tmp_path / "p")
     assert "\n" not in str(caught.value)
 

@@ -125,7 +125,7 @@ def test_the_learner_trains_and_measures_it(met, tiny_model, receiver, record):
 def test_it_is_configured_as_any_other(met):
     """Bounds, unknown keys, the schema, and the objective that would drop the groups that it helps."""
     assert "below" in sharing_schema()["properties"]["imitate"]["properties"]
-    with pytest.raises(ConfigError, match=r"sharing\.imitate\.below: not valid; got 2"):
+    with pytest.raises(ConfigError, match=r"sharing\.imitate\.below: invalid value; got 2"):
         check_sharing({"regime": "imitate", "imitate": {"below": 2}}, "run.toml")
     with pytest.raises(ConfigError, match=r"did you mean sharing\.imitate\.below"):
         check_sharing({"regime": "imitate", "imitate": {"belw": 0.1}}, "run.toml")
@@ -192,7 +192,7 @@ other, kinds = RegimeKind(ImitateParameters, Other), RegimeKind(ImitateParameter
     ("name", "told"),
     [("few", r"Few cannot be created \(TypeError: .*takes 2 positional .*wanted a callable with the arg"),
      ("bare", r"Bare does not return a regime; got 'Bare'; wanted an object with components"),
-     ("late", r"late cannot be created \(KeyError: 0.5\)")],
+     ("late", r"late cannot be created \(KeyError: 0.5\); cure: check line \d+ of .*own_regimes.py$")],
 )  # fmt: skip
 def test_a_regime_that_cannot_be_built_is_told_in_a_line(tmp_path, make_context, name, told):
     """Of a module of one's own, whose constructor may raise anything."""

@@ -140,8 +140,8 @@ def test_counts_are_metrics(build, make, receiver, step_of):
     [
         ({"variant": "luffy", "negative_divergence": 1}, "negative_divergence has no effect; got variant 'luffy'"),
         ({"negative_divergence": 1, "spreading": "none"}, "negative_divergence cannot be combined with spreading"),
-        ({"negative_divergence": -1}, "sharing.prp.negative_divergence: not valid; got -1; wanted >= 0"),
-        ({"peer_share_until_step": 0}, "sharing.prp.peer_share_until_step: not valid; got 0; wanted >= 1"),
+        ({"negative_divergence": -1}, "sharing.prp.negative_divergence: invalid value; got -1; wanted >= 0"),
+        ({"peer_share_until_step": 0}, "sharing.prp.peer_share_until_step: invalid value; got 0; wanted >= 1"),
     ],
 )
 def test_contradictions_are_told_in_one_line(keys, told):

@@ -115,9 +115,9 @@ def test_sources_of_a_configuration(receiver):
         ({"runs": "x"}, r"t: sharing\.replay\.runs: unknown key; got 'runs'; .*did you mean sharing\.replay\.run\?"),
         (
             {"run": "x", "prefix": "Old."},
-            r"t: sharing\.replay\.prefix: not valid; got 'Old\.'; wanted lowercase letters",
+            r"t: sharing\.replay\.prefix: invalid value; got 'Old\.'; wanted lowercase letters",
         ),
-        ({}, r"t: sharing\.replay\.run: not valid"),
+        ({}, r"t: sharing\.replay\.run: invalid value"),
         ("runs/old", r"t: sharing\.replay: not a table; got 'runs/old'; wanted \[sharing\.replay\]"),
     ],
 )

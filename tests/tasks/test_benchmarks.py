@@ -169,7 +169,10 @@ def test_its_data_come_from_the_hub_by_split(name):
 def test_one_without_a_training_split_is_held_out_alone(tmp_path):
     """With a weight it is refused, and told so."""
     table, other = folder_of("gsm8k", tmp_path / "a"), folder_of("aime25", tmp_path / "b")
-    with pytest.raises(TaskError, match=r"tasks\.b: .*cure: set tasks\.b\.weight = 0 \(only evaluated\)"):
+    with pytest.raises(
+        TaskError,
+        match=r"tasks\.b: .*cure: set tasks\.b\.weight = 0 \(only evaluated\): this benchmark has no training split$",
+    ):
         build_pool({"a": table, "b": other}, PoolTable(train_prompts=0, held_out_prompts=0))
     tables = {"a": table, "b": other.model_copy(update={"weight": 0.0})}
     pool = build_pool(tables, PoolTable(train_prompts=0, held_out_prompts=0))

@@ -1,3 +1,4 @@
+import json
 import re
 
 import pytest
@@ -111,6 +112,20 @@ def test_too_small_data_set_is_refused(pool_table):
         TaskError, match=r"tasks\.caesar: .*too few distinct prompts.*wanted 31 and 14.*cure: lower pool"
     ):
         build_pool({"caesar": table}, pool_table)
+
+
+def test_the_cure_names_the_part_that_lacks_prompts_and_the_limit_that_leaves_them_out(tmp_path):
+    """Of a file with prompts for training alone, and of one whose prompts are too long."""
+    rows = [json.dumps({"prompt": f"add {number} to itself", "reference": "1"}) for number in range(200)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    table = TaskTable(source="jsonl", dataset=str(tmp_path / "sums.jsonl"))
+    wanted = PoolTable(train_prompts=20, held_out_prompts=150)
+    with pytest.raises(TaskError, match=r"wanted 20 and 150; cure: lower pool\.held_out_prompts \(0 uses all rows\)$"):
+        build_pool({"sums": table}, wanted)
+    shorter = table.model_copy(update={"max_prompt_chars": 5})
+    cure = r"raise tasks\.sums\.max_prompt_chars, which leaves out 200 longer prompts; or lower pool\.train_prompts"
+    with pytest.raises(TaskError, match=rf"got '0 for training and 0 held out'; .*cure: {cure}"):
+        build_pool({"sums": shorter}, wanted)
 
 
 def test_unknown_prompt_id_is_refused(tables, pool_table):

@@ -16,14 +16,14 @@ def check_agent_tables(config: RunConfig) -> None:
 def _check_command(task: str, table: TaskTable) -> None:
     spot = f"tasks.{task}.command"
     if table.command and table.source != "agent":
-        cure = f'tasks.{task}.source = "agent"'
+        cure = f'set tasks.{task}.source = "agent", or remove {spot}'
         what = f'{spot}: requires source = "agent"'
         raise ConfigError(what, got=f"source = {table.source!r}", cure=cure)
     if table.command and table.dataset != COMMAND:
         cure = f"remove tasks.{task}.dataset or {spot}"
         raise ConfigError(f"{spot}: cannot be combined with a dataset", got=f"dataset = {table.dataset!r}", cure=cure)
     if table.source == "agent" and table.dataset == COMMAND and not table.command:
-        cure = f'for example {spot} = ["python", "my_agent.py"]'
+        cure = f'set {spot}, for example to ["python", "my_agent.py"]'
         raise ConfigError(f"{spot}: missing", got="no command", wanted="a program with its arguments", cure=cure)
 
 

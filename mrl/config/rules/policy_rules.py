@@ -42,7 +42,7 @@ def check_policy(name: str, policy: PolicyTable) -> None:
     if policy.model and policy.make is not None:
         raise ConfigError(f"{key}: both a model and a recipe", cure=f"remove {key}.model or [{key}.make]")
     if not re.fullmatch(r"cpu|cuda", policy.device):
-        raise ConfigError(f"{key}.device: not valid", got=policy.device, wanted="'cpu' or 'cuda'")
+        raise ConfigError(f"{key}.device: invalid value", got=policy.device, wanted="'cpu' or 'cuda'")
     if policy.make is not None:
         _check_recipe(f"{key}.make", policy.make)
     if policy.rollout.workers < 1:
@@ -254,7 +254,7 @@ def _check_learner(key: str, policy: PolicyTable) -> None:
             cure="raise it, or lower rollout.max_new_tokens",
         )
     if any(not 0 <= beta < 1 for beta in learner.betas):
-        raise ConfigError(f"{key}.learner.betas: not valid", got=list(learner.betas), wanted="0 <= beta < 1")
+        raise ConfigError(f"{key}.learner.betas: invalid value", got=list(learner.betas), wanted="0 <= beta < 1")
     if learner.activation_offload and not learner.activation_checkpointing:
         raise ConfigError(
             f"{key}.learner.activation_offload: requires activation_checkpointing",
@@ -263,7 +263,7 @@ def _check_learner(key: str, policy: PolicyTable) -> None:
         )
     if learner.parameter_dtype == "bfloat16" and learner.lora is not None and policy.make is not None:
         raise ConfigError(
-            f"{key}.learner.parameter_dtype: the weights below adapters must be bfloat16, but a recipe makes float32",
+            f"{key}.learner.parameter_dtype: bfloat16 would round weights under adapters, as recipes make float32",
             got="bfloat16, with lora and make",
             cure=f'set {key}.learner.parameter_dtype = "float32"',
         )

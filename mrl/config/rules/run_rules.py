@@ -1,5 +1,8 @@
 """Rules that span several tables of a configuration."""
 
+from typing import get_args
+
+from mrl.config.policy_tables import ObjectiveTable
 from mrl.config.rules.agent_rules import check_agent_tables
 from mrl.config.rules.evaluation_rules import check_evaluation
 from mrl.config.rules.policy_rules import check_policy
@@ -36,10 +39,17 @@ def _check_tables(config: RunConfig) -> None:
     check_evaluation(config)
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
-            "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: not valid",
+            "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: invalid value",
             got=config.sharing.get("regime", ""),
             wanted="the name of a sharing regime in quotes",
-            cure='for example regime = "independent"',
+            cure='set regime in [sharing], for example regime = "independent"',
+        )
+    if config.sharing["regime"] in get_args(ObjectiveTable.model_fields["method"].annotation):
+        raise ConfigError(
+            "sharing.regime: an objective is not a sharing regime",
+            got=config.sharing["regime"],
+            wanted="independent to train without sharing, or the name of a regime",
+            cure="set --sharing.regime independent; the key of the objective is policies.NAME.objective.method",
         )
     if 0 < config.pool.train_prompts < len(config.tasks):
         raise ConfigError(

@@ -132,5 +132,5 @@ def _check_gpus(config: RunConfig, name: str, units: tuple[Unit, ...]) -> None:
             f"allocation.units: the embedded engine of {name} uses only one GPU of a unit",
             got=wide[0].name,
             wanted="units of one GPU",
-            cure=f"units of one GPU each, or policies.{name}.rollout.unit_types without this unit's type",
+            cure=f"list units of one GPU each, or set policies.{name}.rollout.unit_types without this unit's type",
         )

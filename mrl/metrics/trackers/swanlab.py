@@ -32,7 +32,7 @@ class SwanlabTracker:
         root = environment.get("SWANLAB_ROOT") or environment.get("SWANLAB_SAVE_DIR") or Path.home() / ".swanlab"
         if any((Path(folder) / ".netrc").is_file() for folder in (Path.cwd() / ".swanlab", root)):
             return ""
-        return 'swanlab login, or SWANLAB_MODE=offline, or options.mode = "offline"'
+        return 'run `swanlab login`, or set SWANLAB_MODE=offline or options.mode = "offline"'
 
     def start(self, run: TrackedRun) -> StartedRun:
         """Begin a run, or continue the run of this id.

@@ -21,7 +21,8 @@ class TrackioTracker:
             return ""
         from huggingface_hub import get_token
 
-        return "" if get_token() else "hf auth login, or leave options.space_id out: the local database needs no login"
+        login = "run `hf auth login`, or leave options.space_id out: the local database needs no login"
+        return "" if get_token() else login
 
     def start(self, run: TrackedRun) -> StartedRun:
         """Begin a run of this name, or continue the newest run of this name."""

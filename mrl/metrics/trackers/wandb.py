@@ -38,7 +38,7 @@ class WandbTracker:
             found = netrc.netrc(environment.get("NETRC") or Path.home() / ".netrc").authenticators(host)
         except (OSError, netrc.NetrcParseError):
             found = None
-        return "" if found else 'wandb login, or WANDB_MODE=offline, or options.mode = "offline"'
+        return "" if found else 'run `wandb login`, or set WANDB_MODE=offline or options.mode = "offline"'
 
     def start(self, run: TrackedRun) -> StartedRun:
         """Begin a run, or continue the run of this id."""

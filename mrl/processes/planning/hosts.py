@@ -85,7 +85,7 @@ def remote_words(config: RunConfig, hosts: Sequence[Host], environ: Mapping[str,
             "launch.remote: needed to start commands on other hosts outside a SLURM job",
             where=where,
             got="[]",
-            cure="""--launch.remote '["ssh", "{host}"]', or `mrl launch --slurm`""",
+            cure="""add --launch.remote '["ssh", "{host}"]', or use `mrl launch --slurm`""",
         )
     if not any(HOST_WORD in word for word in words):
         raise ConfigError("launch.remote: no placeholder for the host name", where=where, got=words, wanted=HOST_WORD)
@@ -137,7 +137,7 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
             where=where,
             got=config.exchange.host,
             wanted="0.0.0.0 for all addresses (every link is encrypted and needs a key of the run)",
-            cure="--exchange.host 0.0.0.0",
+            cure="set --exchange.host 0.0.0.0",
         )
     if config.has_gateway and is_loopback(config.gateway.host):
         raise ConfigError(
@@ -145,7 +145,7 @@ def check_hosts(config: RunConfig, hosts: Sequence[str], *, where: str) -> None:
             where=where,
             got=config.gateway.host,
             wanted="an address of the first host in a private network (the gateway uses HTTP without TLS)",
-            cure="for example --gateway.host 10.0.0.1",
+            cure="set --gateway.host to such an address, for example 10.0.0.1",
         )
 
 

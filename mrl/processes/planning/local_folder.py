@@ -77,5 +77,5 @@ def _refusal(config: RunConfig, parent: Path, why: str) -> ConfigError:
         f"run.local_folder: {why}",
         got=str(parent),
         wanted="a folder local to each host, with a short path, for sockets and files in memory",
-        cure="for example --run.local_folder /dev/shm",
+        cure="set --run.local_folder to such a folder, for example /dev/shm",
     )

@@ -202,7 +202,9 @@ def _too_few_for_learner(name: str, policy: PolicyTable, room: Mapping[str, int]
             f"policies.{name}.learner.hosts: the run has fewer hosts for policies",
             got=learner.hosts,
             wanted=f"<= {len(room)}",
-            cure="" if len(room) > 1 else "`mrl launch CONFIG --hosts a,b`, or learner.hosts = 1",
+            cure=""
+            if len(room) > 1
+            else f"name more hosts with `mrl launch CONFIG --hosts a,b`, or set policies.{name}.learner.hosts = 1",
         )
     if learner.hosts > 1:
         with_room = sum(gpus >= learner.ranks_per_host for gpus in room.values())
@@ -219,7 +221,7 @@ def _too_few_for_learner(name: str, policy: PolicyTable, room: Mapping[str, int]
 
 
 def _smaller(config: RunConfig, room: Mapping[str, int]) -> str:
-    """Return the largest numbers of ranks and of workers that would fit, as keys and values; "" where none fit."""
+    """Return the largest numbers of ranks and of workers that would fit, as an instruction; "" where none fit."""
     most_ranks = max([1, *map(rank_gpus, config.policies.values())])
     most_workers = max(policy.rollout.workers for policy in config.policies.values())
     for ranks in range(most_ranks, 0, -1):
@@ -227,7 +229,7 @@ def _smaller(config: RunConfig, room: Mapping[str, int]) -> str:
             smaller = _with_at_most(config, ranks, workers)
             with suppress(_FullError):
                 _filled(smaller, room, {})
-                return ", ".join(_changes(config, smaller))
+                return "set " + ", ".join(_changes(config, smaller))
     return ""
 
 

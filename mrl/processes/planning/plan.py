@@ -228,7 +228,7 @@ def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
             "launch.gpus_per_host: required, as the first host runs only daemons and has no visible GPU",
             got=0,
             wanted="the number of GPUs of each other host",
-            cure="for example --launch.gpus_per_host 8",
+            cure="set --launch.gpus_per_host to this number, for example 8",
         )
     if num_leased:
         return ConfigError(
@@ -240,7 +240,7 @@ def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
     return ConfigError(
         f"policies.{policy}.device: no GPU is visible on this host",
         got="cuda",
-        cure='set device = "cpu", or make the GPUs visible',
+        cure=f'set policies.{policy}.device = "cpu", or make the GPUs visible',
     )
 
 

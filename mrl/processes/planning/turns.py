@@ -66,7 +66,7 @@ def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
             f"policies.{named[0]}.turns: only processes of one host can use a device in turns",
             got=f"{len(hosts)} hosts",
             wanted="a run on one host",
-            cure=f"policies.{named[0]}.turns = false: several hosts can give learner and engines separate devices",
+            cure=f"set policies.{named[0]}.turns = false: several hosts can give learner and engines separate devices",
         )
 
 

@@ -45,7 +45,8 @@ def check_learning(config: RunConfig, *, where: str) -> None:
             f"policies.{made[0]}.make: no task has an operation for the made policy to learn before the run",
             where=where,
             wanted='a task with an operation, such as operation = "reverse"',
-            cure="for your own prompts set model = FOLDER; `mrl policies make quickstart` prints two small models",
+            cure=f"set policies.{made[0]}.model to a folder, or to a name on the hub, in place of this table;"
+            " `mrl policies make quickstart` prints two small models",
         )
     check_episodes(config.sharing, config.tasks, where)
     check_votes(config, where)
@@ -58,7 +59,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
             where=where,
             got=regime,
             wanted="two or more policies, the records of a finished run, or the regime independent",
-            cure="--sharing.regime independent, another [policies.NAME] table, or --sharing.replay.run FOLDER",
+            cure="add a [policies.NAME] table, or set --sharing.regime independent or --sharing.replay.run FOLDER",
         )
     for name in config.learning:
         if config.policies[name].rollout.group_size == 1 and regime in ("independent", "prefix", "rlad"):
@@ -67,7 +68,7 @@ def check_learning(config: RunConfig, *, where: str) -> None:
                 where=where,
                 got=1,
                 wanted=">= 2 answers for each prompt",
-                cure=f"--policies.{name}.rollout.group_size 8",
+                cure=f"set --policies.{name}.rollout.group_size 8",
             )
 
 

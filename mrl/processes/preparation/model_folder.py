@@ -74,7 +74,7 @@ def check_model_folder(
         _check_quantized(described, where)
         _check_rows(described, where)
     elif is_embedded:
-        _check_states(described, where)
+        _check_states(described, where, key.removesuffix(".model"))
     for file in weight_files(folder, where, anew):
         _check_whole(file, where, anew)
     load_receiver(folder)
@@ -151,7 +151,7 @@ def check_below_adapters(folder: Path, *, key: str) -> None:
                 where=str(file),
                 got=f"{name} in a format with more precision than bfloat16",
                 wanted="a model folder with bfloat16 weights",
-                cure=f'{key}.parameter_dtype = "float32"',
+                cure=f'set {key}.parameter_dtype = "float32"',
             )
 
 
@@ -274,8 +274,11 @@ def _check_rows(described: Mapping[str, Any], where: str) -> None:
         )
 
 
-def _check_states(described: Mapping[str, Any], where: str) -> None:
-    """Raises ModelFolderError for a kind of model with states that the embedded engine does not keep."""
+def _check_states(described: Mapping[str, Any], where: str, policy: str) -> None:
+    """Raises ModelFolderError for a kind of model with states that the embedded engine does not keep.
+
+    `policy` is the key of the policy's table.
+    """
     kind, layers = str(described["model_type"]), text_part(described).get("layer_types")
     if kind in STATEFUL and (not isinstance(layers, list) or set(layers) - ATTENTION):
         raise ModelFolderError(
@@ -283,7 +286,7 @@ def _check_states(described: Mapping[str, Any], where: str) -> None:
             where=where,
             got=f"model_type {kind!r}",
             wanted="attention in every layer, or a server as its engine",
-            cure='rollout.engine = "vllm" or "sglang" of this policy',
+            cure=f'set {policy}.rollout.engine = "vllm" or "sglang"',
         )
 
 

@@ -315,7 +315,7 @@ def _check_says_again(config: RunConfig, task: str, first: "EnvironmentTurn") ->
             wanted="?deterministic=yes after the URL"
             if is_server
             else "an environment whose replies follow from its seed",
-            cure="--sharing.regime sgt",
+            cure="set --sharing.regime sgt",
         )
 
 
@@ -356,7 +356,7 @@ def check_teacher(config: RunConfig, *, where: str) -> None:
                     f"policies.{name}.learner.logprob_kernel: this kernel does not support sharing.copd.top_units",
                     where=where,
                     got=f"liger, with top_units = {parameters.top_units}",
-                    cure='logprob_kernel = "chunked", or top_units = 0',
+                    cure=f'set policies.{name}.learner.logprob_kernel = "chunked", or sharing.copd.top_units = 0',
                 )
 
 

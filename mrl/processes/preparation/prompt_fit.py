@@ -192,7 +192,7 @@ def _without_template(name: str, policy: PolicyTable, folder: Path) -> ModelFold
         f"policies.{name}.prompt.{keys[0]}: needs a chat template, and the model has none",
         where=str(folder),
         wanted=f"{FILE}, or chat_template in {CONFIG}",
-        cure=f"policies.{name}.prompt.chat_template = FILE, or leave {' and '.join(keys)} out",
+        cure=f"set policies.{name}.prompt.chat_template to a file, or leave {' and '.join(keys)} out",
     )
 
 
@@ -307,14 +307,18 @@ def _check_lengths(
     alone = sum(size >= limit.tokens for size in too_long.values())
     what = "prompts exceed this limit by themselves" if alone else "prompts leave too little room for their answers"
     told = f"{alone or len(too_long)} of {len(prompts)} {what}"
-    shorter = f"rollout.max_new_tokens = {limit.tokens - size}" if limit.tokens > size else "use shorter prompts"
+    shorter = (
+        f"set policies.{name}.rollout.max_new_tokens = {limit.tokens - size}"
+        if limit.tokens > size
+        else "use shorter prompts"
+    )
     cure = f"{shorter}, or set tasks.{task}.max_prompt_chars so that the longest prompts are left out"
     raise ConfigError(
         f"{limit.key}: {told}",
         where=f"policies.{name}",
         got=f"a prompt of {task} with {size} tokens and max_new_tokens = {answer}",
         wanted=f"at most {limit.tokens} together" + ", the context length of the model" * limit.is_models,
-        cure=cure if limit.is_models else f"{limit.key} = {size + answer}, or {cure}",
+        cure=cure if limit.is_models else f"set {limit.key} = {size + answer}, or {cure}",
     )
 
 

@@ -38,7 +38,7 @@ def check_replay(config: RunConfig, prompt_ids: Collection[str], on_note: Callab
             where=where,
             got=", ".join(sorted({one.kind for one in chosen})) or "no record",
             wanted=f"records of kind {' or '.join(kinds)}",
-            cure=f"--sharing.regime {regime}, as in that run",
+            cure=f"set --sharing.regime {regime}, as in that run",
         )
     if not prompt_ids:
         return

@@ -147,7 +147,7 @@ def planned_tuning(arguments: argparse.Namespace) -> Tuning:
                 where="--tune-seeds",
                 got=seed,
                 wanted="seeds that are not in --seeds",
-                cure=f"--tune-seeds {free}",
+                cure=f"use --tune-seeds {free}",
             )
     config = base_config(arguments)
     tried = {row: candidates(config, row, arguments.tune) for row in rows_of(arguments)}

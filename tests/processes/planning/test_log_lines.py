@@ -43,7 +43,7 @@ def test_the_exception_of_a_logged_error_is_named() -> None:
     ("lines", "reason"),
     [
         (["mrl: error: bad config", '{"level": "error", "event": "x"}', "ValueError: y"], "bad config"),
-        (['{"level": "error", "event": "role ends", "reason": "peer lost"}', "KeyError: z"], "peer lost"),
+        (['{"level": "error", "event": "process failed", "reason": "peer lost"}', "KeyError: z"], "peer lost"),
         (["Traceback (most recent call last):", "ValueError: y", "bye"], "ValueError: y"),
         (["RuntimeError: rank died", *TORCHRUN.splitlines()], "RuntimeError: rank died"),
         (["so long", "======", ""], "so long"),

@@ -85,7 +85,7 @@ def test_gpus_that_run_out_are_refused_with_counts_that_would_fit() -> None:
     assert str(refused.value) == (
         "policies.a.rollout.workers: no GPU is left for the engine, and a server cannot share its GPU; "
         "got '8 GPUs; learner ranks need 8, engines 8'; wanted 16 GPUs; "
-        "cure: policies.a.learner.processes = 3, policies.a.rollout.workers = 1, "
+        "cure: set policies.a.learner.processes = 3, policies.a.rollout.workers = 1, "
         "policies.b.learner.processes = 3, policies.b.rollout.workers = 1"
     )
     cured = config_of(a=policy(3, 1), b=policy(3, 1))
@@ -94,7 +94,7 @@ def test_gpus_that_run_out_are_refused_with_counts_that_would_fit() -> None:
 
 def test_fewer_workers_are_named_before_fewer_ranks() -> None:
     """And where nothing fits, more GPUs or the engine that shares."""
-    with pytest.raises(ConfigError, match=r"cure: policies.a.rollout.workers = 2$"):
+    with pytest.raises(ConfigError, match=r"cure: set policies.a.rollout.workers = 2$"):
         seats(config_of(a=policy(2, 3)), {ONE: 4})
     with pytest.raises(ConfigError, match="cure: use more GPUs, or the embedded engine"):
         seats(config_of(a=policy(1, 1)), {ONE: 1})
@@ -232,7 +232,8 @@ def test_a_learner_over_hosts_has_a_seat_on_each_of_them() -> None:
 def test_hosts_that_a_learner_asks_for_and_the_run_lacks() -> None:
     """None, fewer, or fewer with GPUs enough."""
     with pytest.raises(
-        ConfigError, match=r"a.learner.hosts: the run has fewer hosts .*; got 2; wanted <= 1; cure: `mrl launch "
+        ConfigError,
+        match=r"a.learner.hosts: the run has fewer hosts .*; got 2; wanted <= 1; cure: name more hosts with",
     ):
         seats(config_of(a=spread(2, 2)), {ONE: 0})
     with pytest.raises(ConfigError, match=r"the run has fewer hosts for policies; got 3; wanted <= 2$"):

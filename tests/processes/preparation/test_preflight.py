@@ -112,7 +112,9 @@ def test_a_kernel_that_knows_no_units_is_refused_where_a_teacher_tells_some(copd
     if copd:
         check_teacher(config, where="test")
         return
-    with pytest.raises(ConfigError, match=r"policies\.a\.learner\.logprob_kernel: .*top_units = 8.*or top_units = 0"):
+    with pytest.raises(
+        ConfigError, match=r"policies\.a\.learner\.logprob_kernel: .*top_units = 8.*or sharing\.copd\.top_units = 0"
+    ):
         check_teacher(config, where="test")
 
 

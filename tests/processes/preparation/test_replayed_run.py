@@ -105,7 +105,7 @@ def test_a_run_that_shared_other_kinds_is_refused(tmp_path, old):
         notes_of(config)
     assert str(caught.value) == (
         "t: sharing.replay.run: that run has no records that the regime sgt reads; got 'value'; wanted records of kind "
-        "outcome or episode; cure: --sharing.regime sgt, as in that run"
+        "outcome or episode; cure: set --sharing.regime sgt, as in that run"
     )
 
 

@@ -74,7 +74,7 @@ def there(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 def test_wandb_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A key in the environment or in the user's netrc, for the host in use; offline none."""
     there(monkeypatch, tmp_path)
-    cure = 'not logged in to wandb; cure: wandb login, or WANDB_MODE=offline, or options.mode = "offline"'
+    cure = 'not logged in to wandb; cure: run `wandb login`, or set WANDB_MODE=offline or options.mode = "offline"'
     assert missing(table("wandb")) == [f"trackers.0.kind: {cure}"]
     assert missing(table("wandb", mode="offline")) == []
 
@@ -89,7 +89,9 @@ def test_swanlab_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path:
     there(monkeypatch, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "root"))
-    cure = 'not logged in to swanlab; cure: swanlab login, or SWANLAB_MODE=offline, or options.mode = "offline"'
+    cure = (
+        'not logged in to swanlab; cure: run `swanlab login`, or set SWANLAB_MODE=offline or options.mode = "offline"'
+    )
     assert missing(table("swanlab")) == [f"trackers.0.kind: {cure}"]
     assert missing(table("swanlab", mode="cloud")) == [f"trackers.0.kind: {cure}"]
     assert missing(table("swanlab", mode="offline")) == []
@@ -108,7 +110,7 @@ def test_swanlab_online_needs_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize(
     ("trackers", "told"),
     [
-        ([{"kind": "wan db"}], "trackers.0.kind: not valid; got 'wan db'"),
+        ([{"kind": "wan db"}], "trackers.0.kind: invalid value; got 'wan db'"),
         ([{}], "trackers.0.kind: missing"),
     ],
 )

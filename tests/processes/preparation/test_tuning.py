@@ -210,7 +210,7 @@ def test_final_runs_have_what_was_chosen_and_other_seeds(tmp_path, capsys):
             ("--tune", "4", "--tune-seeds", "7,2"),
             r"--tune-seeds: a seed of the final runs cannot be a tuning seed; got 2;",
         ),
-        (("--tune", "--seeds", "1001,1003", "--tune-seeds", "1001,"), r"got 1001; .* cure: --tune-seeds 1002,1004"),
+        (("--tune", "--seeds", "1001,1003", "--tune-seeds", "1001,"), r"got 1001; .* cure: use --tune-seeds 1002,1004"),
         (
             ("--tune", "--sharing.sgt.lambda", "0.6"),
             r"command line: this key is tuned, .*; got '--sharing\.sgt\.lambda'; cure: leave",

@@ -43,22 +43,36 @@ def test_one_policy_alone_may_vote():
 
 
 @pytest.mark.parametrize(
-    ("tables", "key"),
+    ("tables", "key", "cure"),
     [
-        *(({"sharing": {"regime": name}}, "sharing.regime") for name in ("sgt", "prp", "hacpo", "graft", "rlad")),
-        ({"sharing": {"regime": "xgrpo", "replay": {"run": "runs/old"}}}, "sharing.replay"),
-        ({"sharing": {"regime": "xgrpo", "xgrpo": {"peer_wait_s": 3.0}}}, "sharing.xgrpo.peer_wait_s"),
-        ({"pool": {"keep_solved": 0.5}}, "pool.keep_solved"),
-        ({"pool": {"keep_hopeless": 0.0}}, "pool.keep_hopeless"),
+        *(
+            ({"sharing": {"regime": name}}, "sharing.regime", "use one of these regimes")
+            for name in ("sgt", "prp", "hacpo", "graft", "rlad")
+        ),
+        (
+            {"sharing": {"regime": "xgrpo", "replay": {"run": "runs/old"}}},
+            "sharing.replay",
+            r"remove \[sharing.replay\]",
+        ),
+        (
+            {"sharing": {"regime": "xgrpo", "xgrpo": {"peer_wait_s": 3.0}}},
+            "sharing.xgrpo.peer_wait_s",
+            "set sharing.collective.peer_wait_s instead",
+        ),
+        ({"pool": {"keep_solved": 0.5}}, "pool.keep_solved", "set --pool.keep_solved 1"),
+        ({"pool": {"keep_hopeless": 0.0}}, "pool.keep_hopeless", "set --pool.keep_hopeless 1"),
         (
             {"policies": {"a": {"model": "m"}, "b": {"model": "m", "objective": {"method": "dapo"}}}},
             "policies.b.objective.drop_uniform_groups",
+            "set policies.b.objective.drop_uniform_groups = false",
         ),
     ],
 )
-def test_what_goes_by_rewards_before_the_vote_is_refused(tables, key):
+def test_what_goes_by_rewards_before_the_vote_is_refused(tables, key, cure):
     """Where the task is judged by its data set the same passes."""
-    what = rf"test: {key}: the answers of tasks.trim have no rewards until the vote; got .*; wanted .*; cure: change "
+    what = (
+        rf"test: {key}: the answers of tasks.trim have no rewards until the vote; got .*; wanted .*; cure: {cure}, or "
+    )
     with pytest.raises(ConfigError, match=what):
         check_learning(config_with(**tables), where="test")
     check_learning(config_with({"verifier": ""}, **tables), where="test")

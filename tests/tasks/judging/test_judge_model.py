@@ -347,8 +347,8 @@ def config(**table: Any) -> RunConfig:
         ),
         ({"verifier": "m:f"}, "tasks.t.verifier: cannot be combined with a judge; got 'm:f'"),
         ({"evaluator": "m:f"}, "tasks.t.evaluator: cannot be combined with a judge; got 'm:f'"),
-        ({"judge": {"url": "h/v1"}}, "tasks.t.judge.url: not valid"),
-        ({"judge": {"key_variable": "sk-123"}}, "tasks.t.judge.key_variable: not valid"),
+        ({"judge": {"url": "h/v1"}}, "tasks.t.judge.url: invalid value"),
+        ({"judge": {"key_variable": "sk-123"}}, "tasks.t.judge.key_variable: invalid value"),
     ],
 )
 def test_a_judge_that_could_not_judge_is_refused(table: dict[str, Any], told: str) -> None:
