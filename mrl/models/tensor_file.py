@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import torch
@@ -239,7 +239,7 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
     without gaps.
     """
     try:
-        header = header_in(file)
+        header: Any = header_in(file)
         ranges = sorted((*map(int, entry["data_offsets"]), name) for name, entry in header.items())
         entries = [
             (name, TYPES[header[name]["dtype"]], list(map(int, header[name]["shape"])), end - begin)
