@@ -11,7 +11,9 @@ path is written from torch's documentation and has not run.
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -160,6 +162,28 @@ def open_store(host: str) -> dist.TCPStore:
         return store
 
 
+def store_at(host: str, port: int, *, patience_s: float) -> dist.TCPStore:
+    """Connect to the store that another process has opened; `patience_s` bounds this, and later waits for keys.
+
+    Raises RuntimeError. Where the other process stands still, its kernel takes the connection, and torch would wait for
+    its first answer without end. So a thread of its own waits, and is left behind.
+    """
+    connected: Future[dist.TCPStore] = Future()
+    patience = timedelta(seconds=patience_s)
+
+    def connect() -> None:
+        try:
+            connected.set_result(dist.TCPStore(host, port, is_master=False, timeout=patience, wait_for_workers=False))
+        except RuntimeError as error:
+            connected.set_exception(error)
+
+    threading.Thread(target=connect, name="store", daemon=True).start()
+    try:
+        return connected.result(patience_s)
+    except TimeoutError:
+        raise RuntimeError(f"no answer from {host}:{port} within {patience_s:g} s") from None
+
+
 def file_store(path: Path) -> dist.FileStore:
     """Open the store by which members on one host find each other: a file in a folder that only their user can read. A
     port would be open to every user.
@@ -174,16 +198,15 @@ def file_store(path: Path) -> dist.FileStore:
 def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> BroadcastGroup:
     """Join a broadcast as a receiver. Raises PeerLost."""
     try:
-        store = file_store(Path(meeting.file)) if meeting.file else _store_at(meeting)
+        if meeting.file:
+            store: dist.Store = file_store(Path(meeting.file))
+        else:
+            store = store_at(meeting.host, meeting.port, patience_s=MEET_S)
     except RuntimeError as error:
         raise PeerLost(
             f"broadcast {meeting.name}: no sender at {meeting.file or f'{meeting.host}:{meeting.port}'}"
         ) from error
     return BroadcastGroup(store, meeting, rank, device=device)
-
-
-def _store_at(meeting: Meeting) -> dist.TCPStore:
-    return dist.TCPStore(meeting.host, meeting.port, is_master=False, timeout=timedelta(seconds=MEET_S))
 
 
 def receive_tensors(incoming: IncomingTensors, place: Place, *, device: torch.device = CPU) -> dict[str, str]:

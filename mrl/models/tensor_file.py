@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import torch
@@ -21,10 +21,9 @@ import xxhash
 from torch import Tensor
 
 from mrl.errors import WeightsError
-from mrl.models.tensor_header import files_of_weights
+from mrl.models.tensor_header import files_of_weights, header_in
 
 CHUNK_BYTES = 1024 * 1024
-MAX_HEADER_BYTES = 100 * 1024 * 1024
 FROM_GPU_BYTES = 64 * 1024 * 1024
 """Bytes of a GPU's tensor that are in main memory at once while the tensor is hashed."""
 ALIGNMENT_BYTES = 64
@@ -240,17 +239,13 @@ def _entries(path: Path, file: BinaryIO) -> list[tuple[str, torch.dtype, list[in
     without gaps.
     """
     try:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > MAX_HEADER_BYTES:
-            raise ValueError(f"it would be {length} bytes long")
-        header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
+        header: Any = header_in(file)
         ranges = sorted((*map(int, entry["data_offsets"]), name) for name, entry in header.items())
         entries = [
             (name, TYPES[header[name]["dtype"]], list(map(int, header[name]["shape"])), end - begin)
             for begin, end, name in ranges
         ]
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise WeightsError(f"{path}: invalid safetensors header: {str(error)[:MAX_REASON_CHARS]}") from error
     for name, dtype, shape, num_bytes in entries:
         if num_bytes < 0 or num_bytes != math.prod(shape) * dtype.itemsize:

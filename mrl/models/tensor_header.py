@@ -6,7 +6,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -76,19 +76,31 @@ def finer_than_bfloat16(file: Path) -> str:
     return ""
 
 
-def _described(file: Path) -> tuple[int, dict[str, Any]]:
-    """Return the offset of the data in `file`, and the described tensors by name. Raises ValueError, OSError."""
-    with file.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        if size < 8:
-            raise ValueError(f"too short, with {size} bytes")
-        (length,) = struct.unpack("<Q", stream.read(8))
-        if not 2 <= length <= MAX_HEADER_BYTES:
-            raise ValueError(f"its header would have {length:,} bytes")
-        if length + 8 > size:
-            raise ValueError(f"truncated within its header, after {size:,} bytes")
+def header_in(stream: BinaryIO) -> dict[str, Any]:
+    """Read the header of an open file, from its start up to the tensors' bytes; return tensor -> its description.
+
+    Raises ValueError that says what is wrong with it, OSError.
+    """
+    size = os.fstat(stream.fileno()).st_size
+    if size < 8:
+        raise ValueError(f"{size} bytes, too few for a header")
+    (length,) = struct.unpack("<Q", stream.read(8))
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise ValueError(f"its header would have {length:,} bytes")
+    if length + 8 > size:
+        raise ValueError(f"truncated within its header, after {size:,} bytes")
+    try:
         header = json.loads(stream.read(length))
+    except (ValueError, RecursionError) as error:
+        raise ValueError("its header is not JSON") from error
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")
     header.pop("__metadata__", None)
-    return 8 + length, header
+    return header
+
+
+def _described(file: Path) -> tuple[int, dict[str, Any]]:
+    """Return the offset of the data in `file`, and the described tensors by name. Raises ValueError, OSError."""
+    with file.open("rb") as stream:
+        header = header_in(stream)
+        return stream.tell(), header

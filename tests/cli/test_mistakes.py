@@ -274,6 +274,14 @@ MODELS = [
             lambda folder: write_weights(folder / "models/qwen/model.safetensors", num_elements=200, held_bytes=399)),
     Mistake("weights cut off in their header", "train small.toml", r"model\.safetensors is not a safetensors file; got 'truncated within",
             model("model.safetensors", (500).to_bytes(8, "little") + b"{")),
+    Mistake("weights that are empty", "train small.toml",
+            r"model\.safetensors is not a safetensors file; got '0 bytes, too few for a header'; wanted a whole safetensors file; "
+            r"cure: download the model into this folder, or save it there: in transformers, model\.save_pretrained\('models/qwen'\)",
+            model("model.safetensors", b"")),
+    Mistake("weights without a header", "train small.toml", r"got 'its header is not JSON'; wanted a whole safetensors file",
+            model("model.safetensors", (9).to_bytes(8, "little") + b"not found")),
+    Mistake("weights with a header without end", "train small.toml", r"got 'its header is not JSON'; wanted a whole safetensors file",
+            model("model.safetensors", (200_000).to_bytes(8, "little") + b"[" * 200_000)),
     Mistake("a shard is missing", "train small.toml", r"1 of 2 weight files are missing; got 'no b\.safetensors'",
             both(lambda folder: write_weights(folder / "models/qwen/a.safetensors", num_elements=2),
                  model("model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}})))),
@@ -297,6 +305,9 @@ MODELS = [
             described(model_type="qwen3_next")),
     Mistake("a model that says it has states", "train small.toml", r"a learner cannot train this model.*with layers of mamba",
             described(model_type="granitemoehybrid", layer_types=["mamba", "attention"])),
+    Mistake("a teacher with states in the embedded engine", "check small.toml --sharing.regime rlad --sharing.rlad.teacher qwen",
+            r"policies\.qwen\.model = 'models/qwen': the embedded engine cannot run this model: it has layers that carry a state from token to token; got .*qwen3_next",
+            both(edit('model = "models/qwen"', 'model = "models/qwen"\nfrozen = true'), described(model_type="qwen3_next"))),
     Mistake("attention in chunks", "train small.toml", r"a learner cannot train this model: it has chunked attention; got .*with layers of chunked",
             described(model_type="llama4_text", layer_types=["chunked_attention", "full_attention"])),
     Mistake("attention to chosen tokens", "train small.toml", r"it has layers that are neither full nor.*with layers of indexed",
@@ -606,6 +617,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path / "engines"))
     monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
+    # On a busy machine the trial of a verifier takes long enough for a line of its own.
+    monkeypatch.setattr("mrl.processes.preparation.told_waits.TELL_EVERY_S", 600.0)
     # What roles would be forks of: it would import torch, for seconds, to be ended with the mistake.
     monkeypatch.setattr("mrl.cli.train._forks", lambda *_: None)
     return tmp_path

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,12 @@ def test_nobody_there_and_a_sender_that_goes_cost_a_bounded_time(member, monkeyp
         with pytest.raises(ConnectionError):
             member.receive(seat(sender))
         assert sending.result(120)
+
+
+def test_a_sender_that_takes_the_connection_and_says_nothing_costs_a_bounded_time(member):
+    """As a learner that stands still: the kernel takes the connection for it."""
+    told = seat(learner())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionError, match=rf"no answer from 127\.0\.0\.1:{port} within 0\.5 s"):
+            member.receive(told | {"host": "127.0.0.1", "port": port, "file": "", "meet_s": 0.5})

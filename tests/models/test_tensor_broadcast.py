@@ -1,6 +1,7 @@
 """Buckets of tensors, cut alike on both sides, and the group that carries them."""
 
 import itertools
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -122,6 +123,16 @@ def test_a_member_that_leaves_or_falls_silent_is_a_lost_peer(monkeypatch):
         with pytest.raises(PeerLost, match=r"a-0\.1-2"):
             member.receive(torch.zeros(8, dtype=torch.uint8))
     assert first is not None
+
+
+def test_a_sender_that_takes_the_connection_and_says_nothing_is_a_lost_peer(monkeypatch):
+    """As a learner that stands still: the kernel takes the connection for it."""
+    monkeypatch.setattr(tensor_broadcast, "MEET_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        meeting = Meeting(host="127.0.0.1", port=port, name="a-0.1-1", backend="gloo", first_rank=1, world_size=2)
+        with pytest.raises(PeerLost, match=rf"broadcast a-0\.1-1: no sender at 127\.0\.0\.1:{port}"):
+            join(meeting, 1)
 
 
 def test_members_meet_on_loopback_alone():

@@ -82,6 +82,26 @@ def test_a_broken_file_is_refused(tmp_path, header, data, words):
         list(read_tensors(path))
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "invalid safetensors header: 0 bytes, too few for a header"),
+        (b"12345", "invalid safetensors header: 5 bytes, too few for a header"),
+        ((500).to_bytes(8, "little") + b"{", "invalid safetensors header: truncated within its header, after 9 bytes"),
+        ((9).to_bytes(8, "little") + b"not found", "invalid safetensors header: its header is not JSON"),
+    ],
+)
+def test_a_file_without_a_whole_header_is_refused_in_plain_words(tmp_path, content, words):
+    """As a copy to another host leaves it that was cut off."""
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+
+    with pytest.raises(WeightsError) as refused:
+        list(read_tensors(path))
+
+    assert str(refused.value) == f"{path}: {words}"
+
+
 def test_an_empty_folder_has_no_weights(tmp_path):
     """And one that cannot be opened says why."""
     with pytest.raises(WeightsError, match="no \\*\\.safetensors"):

@@ -3,6 +3,8 @@
 The other end is `mrl.models.tensor_broadcast`; names of keys in the store and the order of bytes are the same here.
 """
 
+import threading
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -46,13 +48,34 @@ def _join(seat: dict[str, Any]) -> Any:
         store: dist.Store = dist.FileStore(seat["file"])
         store.set_timeout(patience)
     else:
-        store = dist.TCPStore(seat["host"], seat["port"], is_master=False, timeout=patience)
+        store = _store_at(seat["host"], seat["port"], patience)
     for prefix in (seat["name"], f"{seat['name']}/", "cpu/"):
         store = dist.PrefixStore(prefix, store)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=seat["stall_s"])
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=seat["own_host"])]
     return dist.ProcessGroupGloo(store, seat["rank"], seat["world_size"], options)
+
+
+def _store_at(host: str, port: int, patience: timedelta) -> dist.Store:
+    """Connect to the learner's store. Raises RuntimeError.
+
+    Where the learner stands still, its kernel takes the connection, and torch would wait for its first answer without
+    end. So a thread of its own waits, and is left behind.
+    """
+    connected: Future[dist.TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            connected.set_result(dist.TCPStore(host, port, is_master=False, timeout=patience))
+        except RuntimeError as error:
+            connected.set_exception(error)
+
+    threading.Thread(target=connect, name="store", daemon=True).start()
+    try:
+        return connected.result(patience.total_seconds())
+    except TimeoutError:
+        raise RuntimeError(f"no answer from {host}:{port} within {patience.total_seconds():g} s") from None
 
 
 def _fill(group: Any, bucket: dict[str, torch.Tensor], flat: torch.Tensor) -> None:

@@ -25,7 +25,7 @@ from mrl.errors import ConfigError, PeerLost
 from mrl.learner.ranks.host_board import OVER
 from mrl.learner.ranks.own_address import bind_collectives, own_address
 from mrl.learner.ranks.rank_place import RankPlace
-from mrl.models.tensor_broadcast import open_store
+from mrl.models.tensor_broadcast import open_store, store_at
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 
 POLL_S = 0.1
@@ -128,8 +128,7 @@ def _find(point: MeetingPoint) -> RankMeeting | None:
 
 def _connect(address: str) -> dist.TCPStore:
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    patience = timedelta(seconds=STORE_S)
-    return dist.TCPStore(host, port_of(address), is_master=False, timeout=patience, wait_for_workers=False)
+    return store_at(host, port_of(address), patience_s=STORE_S)
 
 
 def _take_seat(met: RankMeeting, place: RankPlace, here: str) -> None:

@@ -6,7 +6,6 @@ the same faults only after a minute, in a process of the run.
 
 import importlib.util
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,10 @@ def check_model_folder(
     from mrl.alignment.tokenizer_folder import saving_command
 
     where = f"{key} = {str(folder)!r}"
-    save = f"in transformers, model.save_pretrained({str(folder)!r}) and the same for its tokenizer"
+    save = (
+        "download the model into this folder, or save it there: in transformers, "
+        f"model.save_pretrained({str(folder)!r}) and the same for its tokenizer"
+    )
     anew = anew or (download(source, folder) if source else save)
     if not folder.is_dir():
         raise ModelFolderError(
@@ -173,9 +175,10 @@ def _check_pointers(folder: Path, where: str, anew: str) -> None:
 def _check_whole(file: Path, where: str, anew: str) -> None:
     try:
         header = read_header(file)
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, ValueError) as error:
+        what, wanted = f"{file.name} is not a safetensors file", "a whole safetensors file"
         reason = " ".join(str(error).split())
-        raise ModelFolderError(f"{file.name} is not a safetensors file", where=where, got=reason, cure=anew) from None
+        raise ModelFolderError(what, where=where, got=reason, wanted=wanted, cure=anew) from None
     if file.stat().st_size != header.file_bytes:
         found = file.stat().st_size
         what = f"{file.name} is " + ("truncated" if found < header.file_bytes else "longer than its header says")

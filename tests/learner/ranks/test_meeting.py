@@ -1,5 +1,6 @@
 """Ranks of several hosts find each other, once for every life; here they are threads on loopback."""
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -139,3 +140,15 @@ def test_a_collective_that_fails_names_the_host_that_it_lacks() -> None:
         raise RuntimeError("[pair.cc:5] Connection closed by peer [10.0.0.12]:5. This is typically")
     with pytest.raises(RuntimeError, match="shapes"), world.naming_hosts():
         raise RuntimeError("shapes differ")
+
+
+def test_a_first_rank_that_takes_the_connection_and_says_nothing_costs_a_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that stands still: the kernel takes the connection for it."""
+    monkeypatch.setattr(meeting, "STORE_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        publish_endpoint(tmp_path, "ranks-qwen", f"tcp://127.0.0.1:{port}")
+        with pytest.raises(PeerLost, match=rf"within 1 s: no answer from 127\.0\.0\.1:{port} within 0\.3 s"):
+            meet(RankPlace(host=1, hosts=HOSTS), point(tmp_path, bound_s=1.0))
