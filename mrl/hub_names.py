@@ -12,7 +12,7 @@ MAIN = "main"
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class HubName:
     """A repository on the hub: its id and kind, and the wanted branch, tag or commit ("" is the main branch)."""
 
     id: str
@@ -32,7 +32,7 @@ class Name:
         """Kind of the repository, in words for messages."""
         return "model" if self.kind == "model" else "data set"
 
-    def at(self, commit: str) -> "Name":
+    def at(self, commit: str) -> "HubName":
         """Return the same name, pinned to this commit."""
         return replace(self, revision=commit)
 
@@ -45,13 +45,13 @@ class AskedBy:
     fetch: str
 
 
-def parse_name(text: str, revision: str = "") -> Name | None:
+def parse_name(text: str, revision: str = "") -> HubName | None:
     """Return the model that `ID` or `ID@REVISION` names; None for a text that is no id, such as a path."""
     found, at, own = text.partition("@")
-    return Name(found, own if at else revision) if ID.fullmatch(found) else None
+    return HubName(found, own if at else revision) if ID.fullmatch(found) else None
 
 
-def not_here(name: Name) -> str:
+def not_here(name: HubName) -> str:
     """Return the message for a name that is neither a folder on this machine nor in its cache of the hub."""
     return f"no such folder here, and the {name.what} {name} of the hub is not on this machine"
 
@@ -69,17 +69,17 @@ def download(source: str, folder: Path, *files: str) -> str:
     return shlex.join([*words, "--local-dir", str(folder)])
 
 
-def snapshot(name: Name) -> Path:
+def snapshot(name: HubName) -> Path:
     """Folder of the hub's cache that holds, or will hold, a repository at its commit."""
     return _held(name) / "snapshots" / name.commit
 
 
-def listing_file(name: Name) -> Path:
+def listing_file(name: HubName) -> Path:
     """File beside the snapshots in which `mrl fetch` lists the files of a data set at its commit."""
     return _held(name) / "mrl" / f"{name.commit}.json"
 
 
-def last_commit(name: Name) -> str:
+def last_commit(name: HubName) -> str:
     """Commit that the name's revision meant when last fetched to this machine; "" when it was never fetched."""
     if name.commit:
         return name.commit
@@ -90,7 +90,7 @@ def last_commit(name: Name) -> str:
     return told if COMMIT.fullmatch(told) else ""
 
 
-def _held(name: Name) -> Path:
+def _held(name: HubName) -> Path:
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 

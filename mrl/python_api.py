@@ -121,10 +121,10 @@ class Run:
 
         Raises RunFolderError where no answers are kept, and for an unknown policy, task or step.
         """
-        from mrl.report.samples.wanted_answers import Wanted, select
+        from mrl.report.samples.answer_filter import AnswerFilter, select
 
         kinds = {"failed": failed, "rescued": rescued, "held_out": held_out}
-        wanted = Wanted(policy=policy, step=step, task=task, words=find, **kinds)
+        wanted = AnswerFilter(policy=policy, step=step, task=task, words=find, **kinds)
         return select(RunFolder(self.path), self.config, wanted)
 
     def report(self) -> Path:

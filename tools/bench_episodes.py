@@ -37,14 +37,14 @@ from mrl.alignment.receiver import load_receiver
 from mrl.config.load import validate
 from mrl.config.schema import RunConfig
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Engine, Finished, GenerationRequest, Sampling
+from mrl.engines.engine import Engine, FinishedAnswer, GenerationRequest, Sampling
 from mrl.engines.token_sampling import answer_seeds
 from mrl.models.tokenizers import train_byte_level
-from mrl.processes.episode_wiring import with_episodes
+from mrl.processes.episode_setup import with_episodes
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.episode import EpisodeRequest
-from mrl.tasks.environments.agent_meeting import MeetingPlace
+from mrl.tasks.environments.gateway_location import GatewayLocation
 from mrl.tasks.pool import TaskPool, build_pool
 
 GROUP_SIZE, TURNS, TURN_TOKENS, PROMPT_TOKENS = 8, 4, 12, 8
@@ -78,10 +78,10 @@ class Ending:
         """See Engine."""
         self._engine.submit(requests if self._keeps else [replace(one, conversations=()) for one in requests])
 
-    def collect(self, timeout_s: float) -> list[Finished]:
+    def collect(self, timeout_s: float) -> list[FinishedAnswer]:
         """See Engine; every answer has stopped by itself."""
         return [
-            Finished(
+            FinishedAnswer(
                 one.request_id,
                 one.index,
                 type(one.generation)(
@@ -164,7 +164,7 @@ class Played(Single):
         the task's table.
         """
         config, receiver = config_of(folder, pause_s, words=words, **task), load_receiver(folder)
-        self._pool: TaskPool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder, "qwen"))
+        self._pool: TaskPool = build_pool(config.tasks, config.pool, meeting=GatewayLocation(folder, "qwen"))
         ending: Any = Ending(make_engine(folder, TURN_TOKENS, rows), keeps=keeps)
         self._engine = with_episodes(ending, config, "qwen", self._pool, receiver)
 

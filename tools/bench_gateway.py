@@ -35,10 +35,10 @@ from mrl.config.schema import GatewayTable
 from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.routes import Gateway
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 from mrl.processes.gateway import kept_key, listen
-from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import PolicyTurn
+from mrl.tasks.environments.gateway_location import AGENT_KEY, ENDPOINT, SEAT_KEY, GatewayLocation
 from mrl.tasks.environments.opening import open_environment
 from mrl.transport.endpoints import publish_endpoint, read_endpoint
 
@@ -73,16 +73,16 @@ def main() -> int:
 
 async def serve(folder: Path, *, has_agents: bool) -> None:
     """Run a gateway as in a run, with a bare server beside it, until the standard input ends."""
-    book = SessionBook(idle_s=60.0)
+    registry = SessionRegistry(idle_s=60.0)
     (folder / "keys").mkdir(exist_ok=True)
     key, seat_key = (kept_key(folder / "keys" / name) for name in (AGENT_KEY, SEAT_KEY))
-    gateway = Gateway(book, policies=["qwen"], key=key, seat_key=seat_key, max_body_bytes=1 << 20)
+    gateway = Gateway(registry, policies=["qwen"], key=key, seat_key=seat_key, max_body_bytes=1 << 20)
     runner = gateway.runner()
     await runner.setup()
     url = (await listen(runner, GatewayTable(), folder / "endpoints")).replace("tcp://", "http://") + "/v1"
     tasks = config_of(folder, 0.0, **OF_AGENT).tasks if has_agents else {}
     bare = await bare_server(folder)
-    children = AgentChildren(tasks, AgentStarts(runner, url), book, key=key)
+    children = AgentChildren(tasks, AgentStarts(runner, url), registry, key=key)
     await children.tend()
     await asyncio.to_thread(sys.stdin.read)
     children.close()
@@ -171,7 +171,7 @@ def latency(folder: Path, calls: int) -> list[Row]:
 def answer(folder: Path, stopping: threading.Event) -> None:
     """Open one seat after another, and answer at once as their policy."""
     while not stopping.is_set():
-        seat = open_environment(MeetingPlace(folder, "qwen").name("paced"))()
+        seat = open_environment(GatewayLocation(folder, "qwen").name("paced"))()
         with suppress(Exception):  # the gateway ends before its seats
             turn = seat.reset(0, {})
             while not turn.done:

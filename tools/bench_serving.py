@@ -48,7 +48,7 @@ from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import is_made, making_command
 from mrl.engines.server_process import free_port
 from mrl.records.version import Version
-from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT
+from mrl.tasks.environments.gateway_location import AGENT_KEY, ENDPOINT
 from mrl.transport.endpoints import read_endpoint
 
 CLIENTS, GROUP_SIZE, ANSWER_TOKENS, VOCAB, WIDTH = 64, 8, 32, 512, 768

@@ -258,7 +258,7 @@ def measure_adapters(times: Times, folder: Path, rounds: int) -> None:
     from mrl.models.lora import add_adapters
     from mrl.models.parameters import adapter_sources, trained_weights
     from mrl.records.version import Version
-    from mrl.rollout.updates import prove
+    from mrl.rollout.weight_updates import prove
     from mrl.weights.adapters import AdapterFormat
     from mrl.weights.canary import canary_sequences, make_canary
     from mrl.weights.manifest import read_manifest

@@ -44,7 +44,7 @@ from transformers.utils import logging
 
 from mrl.engines.engine import Engine
 from mrl.errors import WeightsUnproved
-from mrl.rollout.updates import install
+from mrl.rollout.weight_updates import install
 from mrl.weights.canary import FLOOR_NATS, CanaryGap
 
 

@@ -38,8 +38,8 @@ from torch import Tensor
 
 from mrl.alignment.next_units import NextUnits
 from mrl.config.policy_tables import LearnerTable, MakeTable
-from mrl.learner.ranks.meeting import MeetingPoint
 from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
+from mrl.learner.ranks.rendezvous import RendezvousPoint
 from mrl.learner.ranks.world import World, join_world
 from mrl.learner.step_order import StepOrder
 from mrl.learner.trainer import Trainer
@@ -277,7 +277,7 @@ def join_spread(rank: int, group: Group, hosts: Namespaces) -> World:
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(local)}
     os.environ |= {LEARNER_HOSTS: ",".join(hosts.hosts), LEARNER_PLACE: str(place)}
     os.environ |= {HOST: hosts.hosts[place], ADDRESS: hosts.addresses[place]}
-    point = MeetingPoint(Path(group.store).parent / "endpoints", Path(group.store).name, TIMEOUT_S, lost_s=LOST_S)
+    point = RendezvousPoint(Path(group.store).parent / "endpoints", Path(group.store).name, TIMEOUT_S, lost_s=LOST_S)
     return join_world(group.device, timeout_s=TIMEOUT_S, point=point)
 
 

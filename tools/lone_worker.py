@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
-from mrl.engines.dialect import Launch
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_process import ServerProcess
 from mrl.engines.vllm_launch import command
 from mrl.engines.vllm_launch import environment as server_environment
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.models.tokenizers import train_byte_level
 from mrl.processes.planning.plan import environment, role_argv
 from mrl.records.rollouts import ScoredGroup, WeightsNotice
@@ -97,7 +97,7 @@ class LoneWorker:
         keys = create_keys(self._folder.keys, [*STANDING_GRANTS, Grant("learner", POLICY), Grant("worker", POLICY)])
         rollout = config.policies[POLICY].rollout
         # Nothing is granted before the first round: `total_steps` is the gate.
-        pace = Pace(groups_a_round, rollout.group_size, max_staleness_versions=MANY_VERSIONS, total_steps=0)
+        pace = SamplingLimits(groups_a_round, rollout.group_size, max_staleness_versions=MANY_VERSIONS, total_steps=0)
         self._ledger = WorkLedger(pace, self._granted, resumed_at=Version(0, 0))
         server = ServerSocket(keys, ipc_path=self._folder.endpoints / "ipc" / f"learner-{POLICY}")
         publish_endpoint(self._folder.endpoints, f"learner-{POLICY}", server.address, server.ipc_path)

@@ -27,7 +27,7 @@ from mrl.sharing.advantages import Float32s
 from mrl.sharing.hacpo import CROSS, HacpoParameters, HacpoRegime, Joint
 from mrl.sharing.own_examples import own_advantages, prompt_of
 from mrl.sharing.peer_traces import PeerTrace
-from mrl.sharing.regime import Absorbed, TrainingExample
+from mrl.sharing.regime import AbsorbResult, TrainingExample
 from mrl.sharing.regimes import RegimeKind
 from mrl.sharing.sgt import RESCUE, SgtParameters, SgtRegime
 from mrl.sharing.xgrpo import XgrpoParameters, XgrpoRegime
@@ -43,7 +43,7 @@ class OwnSuccessesParameters(SgtParameters):
 class OwnSuccesses(SgtRegime):
     """SGT whose rescues are own successes, drawn uniformly from the batch. Without a success rescues are left out."""
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """See Regime. Denominators are those of `sgt`: its normaliser "tokens" still counts the tokens of peers."""
         found = super().absorb(groups, step=step, rng=rng)
         own = [(group, answer) for group in groups for answer in group.answers if self._is_publishable(answer)]
@@ -95,7 +95,7 @@ class OwnMeans(HacpoRegime):
 class OwnRows(HacpoRegime):
     """HACPO without rows of peers, whose rewards stay in the baseline."""
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """See Regime. Own rows keep the denominator that they have beside peers' rows."""
         found = super().absorb(groups, step=step, rng=rng)
         return replace(found, examples=[row for row in found.examples if row.component != CROSS], expansion=1.0)

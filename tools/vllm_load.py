@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.engines.server_start import await_ready
 from mrl.engines.vllm import VLLM
@@ -38,8 +38,8 @@ class VLLMLoad:
             max_context_tokens=max_context_tokens,
             seed=1,
         )
-        self._dialect, self._url = VLLM(), f"http://{HOST}:{launch.port}"
-        self._process = ServerProcess(self._dialect.command(launch), self._dialect.environment(launch), log)
+        self._backend, self._url = VLLM(), f"http://{HOST}:{launch.port}"
+        self._process = ServerProcess(self._backend.command(launch), self._backend.environment(launch), log)
         try:
             asyncio.run(self._begin(launch.port))
         except BaseException:
@@ -63,8 +63,8 @@ class VLLMLoad:
     async def _begin(self, port: int) -> None:
         http = Http(self._url)
         try:
-            await await_ready(self._dialect, http, self._process, port, start_s=START_S)
-            await self._dialect.probe(http)
+            await await_ready(self._backend, http, self._process, port, start_s=START_S)
+            await self._backend.probe(http)
         finally:
             await http.close()
 
@@ -72,7 +72,7 @@ class VLLMLoad:
         http = Http(self._url)
         try:
             calls = (
-                self._dialect.generate(
+                self._backend.generate(
                     http, prompts[i // group_size], SAMPLING, max_new_tokens=length, seed=i, request_id=str(i)
                 )
                 for i, length in enumerate(lengths)

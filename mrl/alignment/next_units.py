@@ -18,7 +18,7 @@ from mrl.alignment.flags import Rejected
 from mrl.alignment.peer_answer import LOGPROB_ROUNDING_NATS
 from mrl.alignment.receiver import Receiver
 from mrl.records.codec import pack_array, unpack_array
-from mrl.records.experience import MAX_LIKELIEST, ToldUnits
+from mrl.records.experience import MAX_LIKELIEST, LikeliestUnits
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Float32s: TypeAlias = npt.NDArray[np.float32]
@@ -56,7 +56,7 @@ class NextUnits:
         return cls(ids.reshape(num_tokens, -1), nats.reshape(num_tokens, -1))
 
 
-def tell_units(token_ids_TK: Int32s, logprobs_TK: Float32s, teller: Receiver) -> ToldUnits:
+def encode_units(token_ids_TK: Int32s, logprobs_TK: Float32s, teller: Receiver) -> LikeliestUnits:
     """Return the wire form of the tokens that `teller` finds likeliest in the places of a text of its own, from its
     first place on.
 
@@ -72,11 +72,11 @@ def tell_units(token_ids_TK: Int32s, logprobs_TK: Float32s, teller: Receiver) ->
             places_TK[rows] = np.array(number_of, dtype=np.int32)[place_of].reshape(places_TK[rows].shape)
     places_TK[~np.isfinite(logprobs_TK)] = -1
     told = np.where(places_TK < 0, 0.0, np.minimum(logprobs_TK, 0.0))
-    return ToldUnits(units=list(numbers), places=pack_array(places_TK, "i4"), logprobs=pack_array(told, "f4"))
+    return LikeliestUnits(units=list(numbers), places=pack_array(places_TK, "i4"), logprobs=pack_array(told, "f4"))
 
 
-def read_units(
-    told: ToldUnits, num_tokens: int, reader: Receiver, *, end_id: int | None = None
+def decode_units(
+    told: LikeliestUnits, num_tokens: int, reader: Receiver, *, end_id: int | None = None
 ) -> NextUnits | Rejected:
     """Return [T, K] the told units as ids of `reader`, an end as `end_id`; Rejected for numbers that cannot be."""
     if len(told.places) % 4 or len(told.places) != len(told.logprobs) or not num_tokens:

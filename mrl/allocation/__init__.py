@@ -12,7 +12,7 @@ Shares, which say what a policy should have. Every step is pure, and the same in
   engines by type of unit, `engine_totals` the work of engines on units
 - `objective`        the worth of a share of units, with the price of switching inside; also the numbers of the rule
 - `solver`           the exact split of one type of units; `typed_split` a search where there are several types
-- `proportional`     splits without a demand; `unit_seats` and `floors` room for least shares on several types
+- `proportional`     splits without a demand; `replica_placement` and `floors` room for least shares on several types
 - `decision`         state and readings -> new shares and a record of the reasons: floors, dwell, urgency
 - `slot_controller`  meters and decisions of one pool of slots; `unit_controller` the same for units of every kind
 

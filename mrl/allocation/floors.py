@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mrl.allocation.objective import Reading
-from mrl.allocation.unit_seats import UnitSeats, competing, runs_on
+from mrl.allocation.replica_placement import ReplicaPlacement, competing, runs_on
 from mrl.config.rules.unit_rules import KINDS, fitting_units
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
@@ -93,9 +93,9 @@ def shares_at_floors(readings: Sequence[Reading], capacity_units: tuple[int, ...
     return [tuple(row) for row in seats.counts_NK] if seats else []
 
 
-def _seated(chosen: set[int], readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> UnitSeats | None:
+def _seated(chosen: set[int], readings: Sequence[Reading], capacity_units: tuple[int, ...]) -> ReplicaPlacement | None:
     """Return seats in which the chosen policies have their floors; None where that is impossible."""
-    seats = UnitSeats(*_sizes_and_types(readings, capacity_units), capacity_units)
+    seats = ReplicaPlacement(*_sizes_and_types(readings, capacity_units), capacity_units)
     for index in sorted(chosen, key=lambda index: -_size(readings[index])):
         one = readings[index]
         speeds = one.progress_per_replica or (1.0,) * len(capacity_units)

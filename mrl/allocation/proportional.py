@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from mrl.allocation.objective import Reading
-from mrl.allocation.unit_seats import UnitSeats, runs_on
+from mrl.allocation.replica_placement import ReplicaPlacement, runs_on
 
 TypeCounts = tuple[int, ...]
 """Replicas, or units, of every type."""
@@ -44,7 +44,7 @@ class _ProportionalSeats:
         fits_NK = [[runs_on(one, kind) for kind in types] for one in readings]
         total_K = [sum(weight for weight, row in zip(weights, fits_NK, strict=True) if row[kind]) for kind in types]
         self._readings = readings
-        self._seats = UnitSeats([one.units_per_replica for one in readings], fits_NK, capacity_units)
+        self._seats = ReplicaPlacement([one.units_per_replica for one in readings], fits_NK, capacity_units)
         self._quota_NK = [
             [
                 capacity_units[kind] * weight / total_K[kind] / one.units_per_replica if row[kind] and weight else 0.0

@@ -19,7 +19,7 @@ GRPO shares nothing; PRP shares answers, XGRPO shares rewards, SGT shares verifi
 - `methods`      the list that table and pictures share
 - `sweeps`       families of bandits: the learner's success varies, or the residual
 - `toy`, `credit` two softmax policies trained on many contexts
-- `stability_support_plots`, `curves`, `labels`, `method_looks`   pictures (matplotlib: extra `plots`)
+- `stability_support_plots`, `curves`, `labels`, `method_styles`   pictures (matplotlib: extra `plots`)
 - `study`        the whole study: the tables, numbers and pictures that the command prints and saves
 
 Shapes: K arms, G own rows of a group, N draws of an estimator. Numpy only, no torch.

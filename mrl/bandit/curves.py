@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mrl.bandit.labels import HALO, label_ends
-from mrl.bandit.method_looks import LOOKS
+from mrl.bandit.method_styles import LOOKS
 from mrl.bandit.overlap import rescue_probability, sequence_growth
 from mrl.bandit.stability_support_plots import SUPPORT, VARIANCE
 from mrl.bandit.sweeps import Sweep

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
-from mrl.bandit.method_looks import LOOKS
+from mrl.bandit.method_styles import LOOKS
 
 HALO = withStroke(linewidth=3, foreground="white")
 LABEL_DISTANCE = 0.058

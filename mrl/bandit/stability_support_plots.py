@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mrl.bandit.labels import HALO
-from mrl.bandit.method_looks import LOOKS
+from mrl.bandit.method_styles import LOOKS
 from mrl.bandit.methods import Row
 from mrl.bandit.sweeps import ResidualSweep
 from mrl.plots import GHOST, INK, SOFT, sheet

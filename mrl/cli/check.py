@@ -30,7 +30,7 @@ from mrl.processes.planning.devices import sizes_mib, visible_gpus
 from mrl.processes.planning.dry_run import ranks_told
 from mrl.processes.planning.placement import least_gpus, most_gpus, server_gpus
 from mrl.processes.planning.plan import ProcessSpec, build_plan, planned
-from mrl.processes.planning.turns import shared_gpus
+from mrl.processes.planning.time_sharing import shared_gpus
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.checkpoint_room import room_notes
 from mrl.processes.preparation.completion import complete
@@ -39,7 +39,7 @@ from mrl.processes.preparation.hub_models import missing_model, named, pinned
 from mrl.processes.preparation.learning_values import UNKNOWN, learning_rows, warnings
 from mrl.processes.preparation.made_policies import cached_folder, is_made, recipe_of
 from mrl.processes.preparation.model_bytes import parameters, size_notes
-from mrl.processes.preparation.named_plugins import told_plugins
+from mrl.processes.preparation.named_plugins import plugin_lines
 from mrl.processes.preparation.preflight import preflight
 from mrl.processes.preparation.shown_prompts import shown_prompts
 from mrl.processes.trackers import files_of, labelled
@@ -192,7 +192,7 @@ def _summary(config: RunConfig, folder: RunFolder, where: str) -> Iterator[str]:
             yield f"model       {name}: {model}{asked} ({state})" + f" in {policy.model}" * bool(model.commit)
     yield from (f"data        {line}" for line in map(shown_data, config.tasks, config.tasks.values()) if line)
     yield "tasks       " + ", ".join(f"{name} ({task.source}/{task.dataset})" for name, task in config.tasks.items())
-    yield from (f"plug-in     {line}" for line in told_plugins(config, where=where))
+    yield from (f"plug-in     {line}" for line in plugin_lines(config, where=where))
     for label, tracker in labelled(config.trackers):
         files = files_of(folder, tracker, label)
         yield f"tracker     {label}: project {tracker.project}" + f", files in {files}" * bool(files)

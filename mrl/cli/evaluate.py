@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _compare(*arguments.compare)
     if not arguments.what:
         raise ConfigError("nothing to evaluate", where=WHERE, wanted="a run, a model folder, or a model of the hub")
-    from mrl.processes.evaluation.kept_evaluations import keep
     from mrl.processes.evaluation.measuring import HeldOutQuestions, engine_table, evaluate
+    from mrl.processes.evaluation.saved_evaluations import save_evaluation
     from mrl.processes.evaluation.subjects import base_config, find_subjects
     from mrl.tasks.pool import build_pool
 
@@ -100,12 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         pool.close()
     _print(evaluation_grids(evaluation))
-    print(f"wrote {keep(evaluation, arguments.out or _place(arguments.what))}")
+    print(f"wrote {save_evaluation(evaluation, arguments.out or _place(arguments.what))}")
     return 0
 
 
 def _compare(first: Path, second: Path) -> int:
-    from mrl.processes.evaluation.kept_evaluations import differences
+    from mrl.processes.evaluation.saved_evaluations import differences
 
     rows = [(one.policies, one.k, one.before, one.after, one.difference) for one in differences(first, second)]
     _print([difference_grid(f"A = {first}, B = {second}; 95 % intervals over prompts", rows)])

@@ -22,10 +22,10 @@ from rich.console import Console
 from mrl.config.run_folder import RunFolder
 from mrl.errors import PeerLost, RunFolderError, UserError
 from mrl.exchange.store import FILE
-from mrl.inspection.asked_daemon import AskedDaemon
 from mrl.inspection.exchange_tables import Rates, policy_table, rates_per_s, tables
-from mrl.inspection.file_account import find, stat_of
+from mrl.inspection.file_stats import find, stat_of
 from mrl.inspection.shown_records import record_lines
+from mrl.inspection.stat_client import StatClient
 from mrl.records.exchange_messages import Stat
 
 PLAIN_WIDTH = 120
@@ -88,7 +88,7 @@ def look(run: RunFolder, options: argparse.Namespace) -> None:
     """Show the account of the daemon; where no daemon answers, that of the file."""
     with ExitStack() as closing:
         try:
-            daemon = AskedDaemon(run)
+            daemon = StatClient(run)
             closing.callback(daemon.close)
             show(daemon, options)
         except PeerLost as error:
@@ -101,7 +101,7 @@ def look(run: RunFolder, options: argparse.Namespace) -> None:
             show_file(run, options)
 
 
-def show(daemon: AskedDaemon, options: argparse.Namespace) -> None:
+def show(daemon: StatClient, options: argparse.Namespace) -> None:
     """Print the daemon's account of the exchange, once or again and again."""
     console, before = _console(), None
     while True:

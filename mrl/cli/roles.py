@@ -17,7 +17,7 @@ ROLES: dict[str, str] = {
     "gateway": "mrl.processes.gateway",
     "learner": "mrl.processes.learner",
     "worker": "mrl.processes.worker",
-    "kept-version": "mrl.processes.evaluation.kept_serving",
+    "kept-version": "mrl.processes.evaluation.checkpoint_serving",
 }
 
 

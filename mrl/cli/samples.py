@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print answers that were trained on, or held-out answers; or write them as a page and print its path."""
     from mrl.files import replace_file
+    from mrl.report.samples.answer_filter import AnswerFilter, select
     from mrl.report.samples.sample_lines import sample_lines
     from mrl.report.samples.sample_page import sample_page
-    from mrl.report.samples.wanted_answers import Wanted, select
 
     limit = arguments.limit if arguments.limit is not None else ON_A_PAGE if arguments.page else SHOWN
     if limit < 1:
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(what, where="mrl samples", got="--held-out and --rescued", wanted="one of them")
     config, folder = read_run_config(arguments.run), RunFolder(arguments.run)
     names = ("policy", "step", "task", "failed", "rescued", "held_out")
-    wanted = Wanted(words=arguments.find, **{name: getattr(arguments, name) for name in names})
+    wanted = AnswerFilter(words=arguments.find, **{name: getattr(arguments, name) for name in names})
     found = select(folder, config, wanted)
     rows = list(islice(found, limit))
     if arguments.page:

@@ -91,7 +91,7 @@ def train(
         from mrl.processes.planning.hosts import check_hosts, counting_gpus, host_environment, idle_hosts, remote_words
         from mrl.processes.planning.local_folder import local_folder_of
         from mrl.processes.planning.plan import build_plan
-        from mrl.processes.planning.turns import shared_gpus
+        from mrl.processes.planning.time_sharing import shared_gpus
         from mrl.processes.preparation.made_policies import resolve_policies
         from mrl.processes.preparation.preflight import check_made
         from mrl.processes.preparation.replayed_run import with_replay

@@ -18,14 +18,14 @@ SET_ASIDE = "set_aside_"
 """Beginning of the name of a folder for checkpoints that were set aside."""
 
 
-class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunEpochsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Content of `lives/<policy>.json`."""
 
     run_epoch: int = -1
     saved_step: int = 0
 
 
-class Lives:
+class RunEpochs:
     """The lives of one policy's learner in a run folder."""
 
     def __init__(self, policy: str, *, file: Path, checkpoints: Path, weights: Path) -> None:
@@ -36,7 +36,7 @@ class Lives:
     @property
     def saved_step(self) -> int:
         """Newest step of which there was a checkpoint; 0 where there was none, or where that is not known."""
-        return (self._noted() or Life()).saved_step
+        return (self._noted() or RunEpochsFile()).saved_step
 
     def begin(self) -> int:
         """Count a new life, durably, and return its run epoch; no version is ever used twice.
@@ -53,14 +53,14 @@ class Lives:
                 cure=f"write a number to {self._counter.name} above every EPOCH in logs/ (version=EPOCH.STEP)",
             )
         epoch = max(known, default=-1) + 1
-        self._note(Life(epoch, noted.saved_step if noted else 0))
+        self._note(RunEpochsFile(epoch, noted.saved_step if noted else 0))
         self._checkpoints.mkdir(parents=True, exist_ok=True)
         replace_file(self._counter, str(epoch).encode())
         return epoch
 
     def saved(self, step: int) -> None:
         """Note that there is a checkpoint of this step. Raises OSError."""
-        self._note(Life((self._noted() or Life()).run_epoch, step))
+        self._note(RunEpochsFile((self._noted() or RunEpochsFile()).run_epoch, step))
 
     def check_not_lost(self, steps: Collection[int], *, together: Collection[str] = ()) -> None:
         """Raises RunFolderError where there were checkpoints and there are none; `steps`: of the checkpoints there.
@@ -102,16 +102,16 @@ class Lives:
             aside.mkdir()
             for path in found:
                 path.rename(aside / path.name)
-        self._note(Life((self._noted() or Life()).run_epoch))
+        self._note(RunEpochsFile((self._noted() or RunEpochsFile()).run_epoch))
 
     def _has_lived(self) -> bool:
         """Whether anything but a readable number shows that the learner has lived."""
         traces = (self._counter.exists(), self._file.exists(), any(self._checkpoints.glob("step_*")))
         return any(traces) or any(self._weights.glob("*/manifest.json"))
 
-    def _noted(self) -> Life | None:
+    def _noted(self) -> RunEpochsFile | None:
         try:
-            life = msgspec.json.decode(self._file.read_bytes(), type=Life)
+            life = msgspec.json.decode(self._file.read_bytes(), type=RunEpochsFile)
         except (OSError, ValueError, RecursionError):
             return None
         return life if 0 <= life.run_epoch < MAX_RUN_EPOCH and life.saved_step >= 0 else None
@@ -123,6 +123,6 @@ class Lives:
             return None
         return int(text) if text.isdigit() and int(text) < MAX_RUN_EPOCH else None
 
-    def _note(self, life: Life) -> None:
+    def _note(self, life: RunEpochsFile) -> None:
         self._file.parent.mkdir(exist_ok=True)
         replace_file(self._file, msgspec.json.encode(life))

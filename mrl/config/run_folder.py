@@ -22,7 +22,7 @@ import structlog
 from mrl.config.file_modes import check_writers, folder_mode
 from mrl.config.locks import lock_folder, remove_left, try_lock, unlock
 from mrl.config.resume import check_from_start, check_same_meaning, check_steps_left
-from mrl.config.run_epochs import Lives
+from mrl.config.run_epochs import RunEpochs
 from mrl.config.schema import RunConfig
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
@@ -137,10 +137,10 @@ class RunFolder:
         names = (found.name.removeprefix("step_") for found in self.checkpoints(policy).glob("step_*"))
         return {int(name) for name in names if name.isdecimal()}
 
-    def lives(self, policy: str) -> Lives:
+    def lives(self, policy: str) -> RunEpochs:
         """Return the lives of one policy's learner, noted in lives/<policy>.json and beside its checkpoints."""
         file = self.path / "lives" / f"{policy}.json"
-        return Lives(policy, file=file, checkpoints=self.checkpoints(policy), weights=self.weights(policy))
+        return RunEpochs(policy, file=file, checkpoints=self.checkpoints(policy), weights=self.weights(policy))
 
 
 def run_folder_of(config: RunConfig) -> RunFolder:

@@ -18,8 +18,16 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from mrl.engines.engine import Decoding, Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch
-from mrl.engines.slot_cache import KeptRow, KeptRows, ReadPrompt, SlotCache
+from mrl.engines.engine import (
+    Decoding,
+    FinishedAnswer,
+    Generation,
+    GenerationRequest,
+    PartialAnswer,
+    Sampling,
+    StopStringMatcher,
+)
+from mrl.engines.slot_cache import CachedRow, CachedRows, PrefilledPrompt, SlotCache
 from mrl.engines.token_sampling import sample, sample_decoded, uniforms
 from mrl.models.routing.router_record import RouterRecord
 from mrl.records.chosen_experts import Experts, joined
@@ -37,7 +45,7 @@ class _Waiting:
 
     request: GenerationRequest
     begun: int = 0
-    prompt: ReadPrompt | None = None
+    prompt: PrefilledPrompt | None = None
     experts: Experts | None = None
     """[P - 1, X] experts of the prompt, as it was read."""
     epoch: int = 0
@@ -55,7 +63,7 @@ class _Answer:
 
     request_id: str
     index: int
-    watch: StopWatch
+    watch: StopStringMatcher
     decoding: Decoding | None = None
     """None: the engine's own Sampling."""
     streams: bool = False
@@ -90,7 +98,7 @@ class ContinuousBatch:
         self._answers: list[_Answer] = []
         self._dead: list[int] = []
         """Rows whose answers have ended or were aborted."""
-        self._cache, self._kept = SlotCache(model.config, max_running), KeptRows()
+        self._cache, self._kept = SlotCache(model.config, max_running), CachedRows()
         self._version: Version | None = None
         self._epoch = 0
         self.running = 0
@@ -129,14 +137,14 @@ class ContinuousBatch:
         """Whether any answer that is being sampled streams."""
         return any(answer.streams for answer in self._answers)
 
-    def grown(self) -> list[Grown]:
+    def grown(self) -> list[PartialAnswer]:
         """See Engine."""
         found = []
         for row, answer in enumerate(self._answers):
             length = int(self._rows["length"][row])
             if answer.streams and row not in self._dead and length > answer.num_told:
                 answer.num_told = length
-                found.append(Grown(answer.request_id, answer.index, self._sampled(row, FinishReason.ABORT)))
+                found.append(PartialAnswer(answer.request_id, answer.index, self._sampled(row, FinishReason.ABORT)))
         return found
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -169,7 +177,7 @@ class ContinuousBatch:
         self._kept.leave_room(0, 0)
 
     @torch.inference_mode()
-    def step(self) -> list[Finished]:
+    def step(self) -> list[FinishedAnswer]:
         """Sample one more token for every running answer; return the answers that ended."""
         self._refill()
         if not self._answers:
@@ -208,7 +216,7 @@ class ContinuousBatch:
 
     def _append(
         self, rows: npt.NDArray[np.void], tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
-    ) -> list[Finished]:
+    ) -> list[FinishedAnswer]:
         every, length = np.arange(rows.size), rows["length"]
         if self._record is not None:
             rows["experts"][every, length] = self._record.last()
@@ -237,11 +245,11 @@ class ContinuousBatch:
                 assert answer.prompt_token_ids is not None, "an answer that ends has a prompt"
                 sampled = self._rows["tokens"][row, : self._rows["length"][row] - 1]
                 token_ids = np.concatenate([answer.prompt_token_ids, sampled])
-                self._kept.keep(answer.conversation, KeptRow(token_ids, self._cache.copied(row)))
+                self._kept.keep(answer.conversation, CachedRow(token_ids, self._cache.copied(row)))
 
-    def _finish(self, row: int, reason: FinishReason) -> Finished:
+    def _finish(self, row: int, reason: FinishReason) -> FinishedAnswer:
         answer = self._answers[row]
-        return Finished(answer.request_id, answer.index, self._sampled(row, reason))
+        return FinishedAnswer(answer.request_id, answer.index, self._sampled(row, reason))
 
     def _sampled(self, row: int, reason: FinishReason) -> Generation:
         length = int(self._rows["length"][row])
@@ -283,9 +291,9 @@ class ContinuousBatch:
         state["length"][rows] = 0
         sampling = self._sampling.decoded(request.decoding)
         state["limit"][rows] = sampling.max_new_tokens
-        self._answers.extend(_Answer("", 0, StopWatch(None)) for _ in range(max(rows) + 1 - len(self._answers)))
+        self._answers.extend(_Answer("", 0, StopStringMatcher(None)) for _ in range(max(rows) + 1 - len(self._answers)))
         for row, place in zip(rows, index, strict=True):
-            watch = StopWatch(sampling.stop)
+            watch = StopStringMatcher(sampling.stop)
             self._answers[row] = _Answer(request.request_id, place, watch, request.decoding, request.streams)
             self._answers[row].before = waiting.experts if request.num_told_before(place) else None
             self._answers[row].prompt_token_ids = request.prompt_token_ids
@@ -298,7 +306,7 @@ class ContinuousBatch:
         self._answers[row] = self._answers[-1]
         self._answers.pop()
 
-    def _read(self, wanted: _Waiting) -> ReadPrompt:
+    def _read(self, wanted: _Waiting) -> PrefilledPrompt:
         """Return the prompt of a request as read by the present weights; if need be, read it with the next prompts."""
         if wanted.prompt is None or wanted.epoch != self._epoch:
             batch = list(self._next_to_read(wanted))
@@ -306,7 +314,7 @@ class ContinuousBatch:
             read = None if self._record is None or not layers else self._record.last_of_rows(len(batch))
             for row, waiting in enumerate(batch):
                 size = waiting.read_ids.size
-                waiting.prompt = ReadPrompt(layers, row, size)
+                waiting.prompt = PrefilledPrompt(layers, row, size)
                 for name in waiting.request.conversations:
                     self._kept.forget(name)
                 waiting.experts = read[row, -size:] if read is not None and size else None
@@ -326,7 +334,7 @@ class ContinuousBatch:
                     return
                 yield waiting
 
-    def _kept_row(self, waiting: _Waiting) -> KeptRow | None:
+    def _kept_row(self, waiting: _Waiting) -> CachedRow | None:
         """Return the kept row of the conversation that a request continues, or None."""
         names = waiting.request.conversations
         return self._kept.find(names[0]) if len(names) == 1 else None
@@ -370,7 +378,7 @@ class ContinuousBatch:
         return [(keys, values) for keys, values, _ in cache]
 
 
-def _beside(kept: Sequence[KeptRow | None], reused: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def _beside(kept: Sequence[CachedRow | None], reused: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for every layer [rows, heads, columns, head_dim] keys and values of the first `reused` tokens of each row.
 
     Rows are padded on the left.

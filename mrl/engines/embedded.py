@@ -20,9 +20,9 @@ from mrl.engines.attached_adapters import AttachedAdapters
 from mrl.engines.continuous import ContinuousBatch
 from mrl.engines.engine import (
     EngineUsage,
-    Finished,
+    FinishedAnswer,
     GenerationRequest,
-    Grown,
+    PartialAnswer,
     Sampling,
     ScoredAnswer,
     ScoringRequest,
@@ -35,7 +35,7 @@ from mrl.models.memory_file import read_shared, shared_tensors
 from mrl.models.parameters import named_weights, parts_of, released
 from mrl.models.routing.router_record import RouterRecord
 from mrl.models.scoring import score_answers, score_beside_likeliest, score_tokens, writes_in_forwards
-from mrl.models.tensor_broadcast import IncomingTensors, Seats, gpu_id, nccl_version, numbered, receive_tensors
+from mrl.models.tensor_broadcast import BroadcastRanks, IncomingTensors, gpu_id, nccl_version, numbered, receive_tensors
 from mrl.models.tensor_file import Place, digests, read_folder
 from mrl.records.version import Version
 
@@ -80,7 +80,7 @@ class EmbeddedEngine:
             raise WeightsError("the engine has no verified weights to sample from")
         self._batch.submit(requests)
 
-    def collect(self, timeout_s: float) -> list[Finished]:
+    def collect(self, timeout_s: float) -> list[FinishedAnswer]:
         """Sample until an answer ends, at least one token and at most `timeout_s`; return the answers that ended.
 
         A `nudge`, or an answer that streams, ends the call after the token that is being sampled. Raises DeviceError
@@ -101,7 +101,7 @@ class EmbeddedEngine:
                 return finished
         return []
 
-    def grown(self) -> list[Grown]:
+    def grown(self) -> list[PartialAnswer]:
         """See Engine."""
         with self._between_forwards():
             return self._batch.grown()
@@ -144,10 +144,10 @@ class EmbeddedEngine:
             self._serve(version)
             self.paused_s = time.monotonic() - began_s
 
-    def broadcast_seats(self) -> Seats:
+    def broadcast_seats(self) -> BroadcastRanks:
         """Seats in a broadcast: one, for this process."""
         device = numbered(self._device)
-        return Seats(1, gpu_id(device), nccl_version(device))
+        return BroadcastRanks(1, gpu_id(device), nccl_version(device))
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """Serve weights that come by a broadcast; else as `load`. Raises PeerLost when its members do not meet, or it

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.models.tensor_broadcast import BroadcastRanks, IncomingTensors
 from mrl.records.chosen_experts import Experts
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
@@ -48,7 +48,7 @@ class StopStrings:
     """Token ids that follow others -> bytes."""
 
 
-class StopWatch:
+class StopStringMatcher:
     """Looks for stop strings in one answer as it grows."""
 
     def __init__(self, stop: StopStrings | None) -> None:
@@ -180,7 +180,7 @@ NOTHING = Generation(np.zeros(0, np.int32), np.zeros(0, np.float32), [], FinishR
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedAnswer:
     """One answer of a request, which has ended."""
 
     request_id: str
@@ -190,7 +190,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class PartialAnswer:
     """How far one answer of a request with `streams` has come: its tokens so far, which stay; more will follow."""
 
     request_id: str
@@ -271,14 +271,14 @@ class Engine(Protocol):
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Hand in requests; never waits. Raises WeightsError when there are no weights to serve."""
 
-    def collect(self, timeout_s: float) -> list[Finished]:
+    def collect(self, timeout_s: float) -> list[FinishedAnswer]:
         """Return the answers that ended since the last call, in the order in which they ended.
 
         Waits for the first answer, at most `timeout_s`, and not at all when nothing is in flight. New tokens of a
         request with `streams` end the wait, too.
         """
 
-    def grown(self) -> list[Grown]:
+    def grown(self) -> list[PartialAnswer]:
         """Return the answers of requests with `streams` that had new tokens by the last `collect`, and have not ended.
 
         Call it from the thread that collects.
@@ -303,7 +303,7 @@ class Engine(Protocol):
         Raises EngineError where the engine cannot.
         """
 
-    def broadcast_seats(self) -> Seats:
+    def broadcast_seats(self) -> BroadcastRanks:
         """Ranks of a broadcast that the engine takes. Raises EngineError where it takes weights from files alone."""
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:

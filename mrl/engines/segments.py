@@ -19,9 +19,18 @@ import numpy.typing as npt
 import structlog
 
 from mrl.alignment.aligned_batch import GrowingArray
-from mrl.engines.dialect import Dialect, HalfUpdated, Paused, Segment
-from mrl.engines.engine import NOTHING, Finished, Generation, GenerationRequest, Grown, Sampling, StopWatch, TokenScore
+from mrl.engines.engine import (
+    NOTHING,
+    FinishedAnswer,
+    Generation,
+    GenerationRequest,
+    PartialAnswer,
+    Sampling,
+    StopStringMatcher,
+    TokenScore,
+)
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import HalfUpdated, Paused, Segment, ServerBackend
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.chosen_experts import GrowingExperts
@@ -52,7 +61,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class GivenUp:
+class AbortedRequest:
     """End of a request that was aborted; `num_answers` of its answers never come."""
 
     request_id: str
@@ -62,9 +71,9 @@ class GivenUp:
 class Segments:
     """The calls in flight on one server, and the weights that it serves. Lives in one event loop."""
 
-    def __init__(self, dialect: Dialect, http: Http, sampling: Sampling, *, drain_s: float) -> None:
+    def __init__(self, backend: ServerBackend, http: Http, sampling: Sampling, *, drain_s: float) -> None:
         """`drain_s` bounds the wait for calls that were given up, in seconds."""
-        self._dialect, self._http, self._sampling, self._drain_s = dialect, http, sampling, drain_s
+        self._backend, self._http, self._sampling, self._drain_s = backend, http, sampling, drain_s
         self._gate = asyncio.Event()
         self._gate.set()
         self._calls: dict[str, int] = {}
@@ -95,8 +104,8 @@ class Segments:
         self._version, self._reported = version, reported
 
     async def answer(
-        self, request: GenerationRequest, index: int, tell: Callable[[Grown], None] = lambda grown: None
-    ) -> Finished:
+        self, request: GenerationRequest, index: int, tell: Callable[[PartialAnswer], None] = lambda grown: None
+    ) -> FinishedAnswer:
         """Sample one answer to its end, over as many versions as come; `tell` takes its progress, if it streams."""
         prompt = request.prompt_token_ids.tolist()
         answer = _Answer(self._sampling.decoded(request.decoding), request.num_told_before(index))
@@ -124,11 +133,11 @@ class Segments:
                         self.generated_tokens += len(part.token_ids)
                         if answer.finish_reason is FinishReason.ABORT:
                             if request.streams and part.token_ids:
-                                tell(Grown(request.request_id, index, answer.generation()))
+                                tell(PartialAnswer(request.request_id, index, answer.generation()))
                         elif part.finish_reason is FinishReason.ABORT:
                             break  # at a stop string, which the server does not know
             self._check_remembered()
-        return Finished(request.request_id, index, answer.generation())
+        return FinishedAnswer(request.request_id, index, answer.generation())
 
     async def score(
         self, rows: Sequence[Sequence[int]], temperature: float, num_likeliest: int
@@ -146,7 +155,7 @@ class Segments:
             self._num_scores += 1
             with self._in_flight(f"score/{self._num_scores}"):
                 try:
-                    scored = await self._dialect.score(self._http, token_ids, temperature, num_likeliest)
+                    scored = await self._backend.score(self._http, token_ids, temperature, num_likeliest)
                 except Paused:
                     if self._gate.is_set():
                         raise
@@ -159,21 +168,21 @@ class Segments:
 
     async def load(self, folder: Path, version: Version) -> None:
         """Load new weights. Raises WeightsError, EngineLost; the gate is open again unless the engine is lost."""
-        await self._change(lambda: self._dialect.load(self._http, folder, str(version)), version)
+        await self._change(lambda: self._backend.load(self._http, folder, str(version)), version)
 
     async def load_adapters(self, folder: Path, version: Version) -> None:
         """Load new adapters, on the weights that the server started with; else as `load`."""
-        await self._change(lambda: self._dialect.load_adapters(self._http, folder, str(version)), version)
+        await self._change(lambda: self._backend.load_adapters(self._http, folder, str(version)), version)
 
     async def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """Take new weights by a broadcast. Raises PeerLost; after HalfUpdated the gate opens with the next load."""
-        await self._dialect.prepare_broadcast(self._http, incoming)
-        await self._change(lambda: self._dialect.receive(self._http, incoming, str(version)), version)
+        await self._backend.prepare_broadcast(self._http, incoming)
+        await self._change(lambda: self._backend.receive(self._http, incoming, str(version)), version)
 
     async def checksums(self) -> dict[str, str] | None:
         """Return the server's digests of its weights; `is_updating` meanwhile, since the server may not answer."""
         async with self._updating:
-            return await self._dialect.checksums(self._http)
+            return await self._backend.checksums(self._http)
 
     async def sleep(self) -> None:
         """Give up all calls, and free the server's memory; the gate opens again with the next weights."""
@@ -181,11 +190,11 @@ class Segments:
             self._gate.clear()
             await self._drain()
             self._sleeps, self._is_whole = True, False
-            await self._dialect.sleep(self._http)
+            await self._backend.sleep(self._http)
 
     async def wake(self) -> None:
         """Let the server take its memory again."""
-        await self._dialect.wake(self._http)
+        await self._backend.wake(self._http)
         self._sleeps = False
 
     async def _change(self, change: Callable[[], Awaitable[None]], version: Version) -> None:
@@ -203,7 +212,7 @@ class Segments:
     async def _go_on(self, *, is_whole: bool) -> None:
         """Resume the server after a change of weights, or one that it refused. After other failures it is lost."""
         self._is_whole = is_whole
-        await self._dialect.resume(self._http)
+        await self._backend.resume(self._http)
         if is_whole:
             self._gate.set()
 
@@ -211,7 +220,7 @@ class Segments:
         """Give up all calls, again and again: a call may still be under way to the server. Raises EngineLost."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._drain_s
-        await self._dialect.abort_all(self._http)
+        await self._backend.abort_all(self._http)
         while not self._no_calls.is_set():
             try:
                 await asyncio.wait_for(self._no_calls.wait(), ABORT_AGAIN_S)
@@ -220,16 +229,16 @@ class Segments:
                     raise EngineLost(
                         f"{len(self._calls)} answers were not aborted by the server within {self._drain_s:g} s"
                     ) from None
-                await self._dialect.abort_all(self._http)
+                await self._backend.abort_all(self._http)
 
     async def _parts(
         self, token_ids: list[int], sampling: Sampling, *, streams: bool, **asked: Any
     ) -> AsyncGenerator[Segment, None]:
         """Sample one call, and yield its tokens: in parts as they come, if it streams, else in one part."""
         if not streams:
-            yield await self._dialect.generate(self._http, token_ids, sampling, **asked)
+            yield await self._backend.generate(self._http, token_ids, sampling, **asked)
             return
-        async with aclosing(self._dialect.stream(self._http, token_ids, sampling, **asked)) as parts:
+        async with aclosing(self._backend.stream(self._http, token_ids, sampling, **asked)) as parts:
             async for part in parts:
                 yield part
 
@@ -263,7 +272,7 @@ class Segments:
         """Return EngineError, not EngineLost: a server that was started anew would refuse the same request."""
         return EngineError(
             "the server refused to sample an answer",
-            where=f"{self._dialect.name} at {self._http.base_url}",
+            where=f"{self._backend.name} at {self._http.base_url}",
             got=str(failure),
             wanted=f"an answer of {max_new_tokens} tokens after {num_tokens} tokens",
             cure="if the length is the reason, raise server.context_tokens, or lower max_new_tokens or "
@@ -296,7 +305,7 @@ class _Answer:
     """One answer that is being sampled; `finish_reason` is ABORT until it has ended."""
 
     def __init__(self, sampling: Sampling, num_told_before: int = 0) -> None:
-        self._sampling, self._watch = sampling, StopWatch(sampling.stop)
+        self._sampling, self._watch = sampling, StopStringMatcher(sampling.stop)
         self.experts = GrowingExperts(num_told_before)
         self._token_ids, self._logprobs = GrowingArray(NOTHING.token_ids, 1), GrowingArray(NOTHING.logprobs, 1)
         """Growing arrays, of which views are told after every token of a stream: what was told stays as it is."""

@@ -17,26 +17,26 @@ from typing import Any, TypeVar
 
 import structlog
 
-from mrl.engines.bounds import USUAL, Bounds
-from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import (
     NOTHING,
     EngineUsage,
-    Finished,
+    FinishedAnswer,
     GenerationRequest,
-    Grown,
+    PartialAnswer,
     Sampling,
     ScoredAnswer,
     ScoringRequest,
     TokenScore,
 )
 from mrl.engines.http import Http, HttpFailure
-from mrl.engines.segments import GivenUp, Segments
+from mrl.engines.segments import AbortedRequest, Segments
+from mrl.engines.server_backend import Launch, ServerBackend
 from mrl.engines.server_process import ServerProcess, free_port
 from mrl.engines.server_start import PortTaken, await_ready, check_answers, soon, why_ended
+from mrl.engines.server_timeouts import USUAL, ServerTimeouts
 from mrl.engines.temporary_folder import TemporaryFolder
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.models.tensor_broadcast import BroadcastRanks, IncomingTensors
 from mrl.models.tensor_file import read_folder
 from mrl.records.version import Version
 
@@ -51,27 +51,27 @@ log = structlog.get_logger()
 
 
 class ServerEngine:
-    """An inference server of one dialect as an Engine."""
+    """An inference server of one backend as an Engine."""
 
     def __init__(
         self,
-        dialect: Dialect,
+        backend: ServerBackend,
         sampling: Sampling,
         *,
         launch: Launch | None,
         log: Path | None = None,
         url: str = "",
-        bounds: Bounds = USUAL,
+        bounds: ServerTimeouts = USUAL,
     ) -> None:
         """With a `launch` the server is a child that writes to `log`; without `launch` it is somebody else's, at `url`.
 
         Raises EngineError, with the last lines of the server's log, when the server does not come up.
         """
         assert (launch is None) == bool(url), "either `launch` or `url` is given"
-        self._dialect, self._sampling, self._launch, self._log = dialect, sampling, launch, log
+        self._backend, self._sampling, self._launch, self._log = backend, sampling, launch, log
         self._url, self._bounds = url, bounds
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{dialect.name}-calls", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{backend.name}-calls", daemon=True)
         self._thread.start()
         self._process: ServerProcess | None = None
         self._http: Http | None = None
@@ -95,9 +95,9 @@ class ServerEngine:
         self._loop.call_soon_threadsafe(self._hand_in, list(requests))
         self._in_flight += sum(request.seeds.size for request in requests)
 
-    def collect(self, timeout_s: float) -> list[Finished]:
+    def collect(self, timeout_s: float) -> list[FinishedAnswer]:
         """See Engine."""
-        found: list[Finished] = []
+        found: list[FinishedAnswer] = []
         with contextlib.suppress(queue.Empty):
             if self._in_flight:
                 self._keep(self._finished.get(timeout=timeout_s), found)
@@ -106,13 +106,13 @@ class ServerEngine:
         self._check()
         return found
 
-    def grown(self) -> list[Grown]:
+    def grown(self) -> list[PartialAnswer]:
         """See Engine."""
         return [self._grown.pop(at) for at in list(self._grown)]
 
     def nudge(self) -> None:
         """See Engine."""
-        self._finished.put(GivenUp("", 0))
+        self._finished.put(AbortedRequest("", 0))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """See Engine."""
@@ -123,7 +123,7 @@ class ServerEngine:
     def load(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
         """See Engine."""
         if digests is not None:
-            self._run(self._dialect.prepare_load(self._link(), folder, digests), self._bounds.load_s)
+            self._run(self._backend.prepare_load(self._link(), folder, digests), self._bounds.load_s)
         self._run(self._current().load(folder, version), self._bounds.load_s)
 
     def load_adapters(self, folder: Path, version: Version, digests: Mapping[str, str] | None = None) -> None:
@@ -132,9 +132,9 @@ class ServerEngine:
             read_folder(folder, wanted=digests)
         self._run(self._current().load_adapters(folder, version), self._bounds.load_s)
 
-    def broadcast_seats(self) -> Seats:
+    def broadcast_seats(self) -> BroadcastRanks:
         """See Engine."""
-        return self._run(self._dialect.broadcast_seats(self._link()), self._bounds.silence_s)
+        return self._run(self._backend.broadcast_seats(self._link()), self._bounds.silence_s)
 
     def receive(self, incoming: IncomingTensors, version: Version) -> None:
         """See Engine."""
@@ -215,8 +215,8 @@ class ServerEngine:
         self._lost: EngineLost | EngineError | None = None
         self._in_flight = 0
         self._forgotten: set[str] = set()
-        self._finished: queue.SimpleQueue[Finished | GivenUp] = queue.SimpleQueue()
-        self._grown: dict[tuple[str, int], Grown] = {}
+        self._finished: queue.SimpleQueue[FinishedAnswer | AbortedRequest] = queue.SimpleQueue()
+        self._grown: dict[tuple[str, int], PartialAnswer] = {}
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
         self._usage = EngineUsage(0, 0, 0.0, 0)
         self._awaited: set[Future[Any]] = set()
@@ -225,9 +225,9 @@ class ServerEngine:
         launch = self._begin_process() if self._launch is not None else None
         self._run(self._connect(launch), self._bounds.silence_s)
         start_s, port = self._bounds.start_s, launch.port if launch else 0
-        ready = await_ready(self._dialect, self._link(), self._process, port, start_s=start_s)
+        ready = await_ready(self._backend, self._link(), self._process, port, start_s=start_s)
         self._run(ready, start_s + self._bounds.silence_s)
-        self._run(check_answers(self._dialect, self._link(), self._sampling), start_s)  # first tokens may compile
+        self._run(check_answers(self._backend, self._link(), self._sampling), start_s)  # first tokens may compile
         self._loop.call_soon_threadsafe(self._spawn, self._watchdog())
 
     def _begin_process(self) -> Launch:
@@ -235,9 +235,9 @@ class ServerEngine:
         assert self._log is not None
         temporary = TemporaryFolder()
         try:
-            port = free_port(self._launch.host) if self._dialect.has_port else 0
+            port = free_port(self._launch.host) if self._backend.has_port else 0
             launch = replace(self._launch, port=port, private=temporary.path, key=secrets.token_hex(KEY_BYTES))
-            words, variables = self._dialect.command(launch), self._dialect.environment(launch)
+            words, variables = self._backend.command(launch), self._backend.environment(launch)
         except BaseException:
             temporary.remove()
             raise
@@ -245,8 +245,8 @@ class ServerEngine:
         return launch
 
     async def _connect(self, launch: Launch | None) -> None:
-        self._http = self._dialect.reach(launch) if launch else Http(self._url)
-        self._segments = Segments(self._dialect, self._http, self._sampling, drain_s=self._bounds.silence_s)
+        self._http = self._backend.reach(launch) if launch else Http(self._url)
+        self._segments = Segments(self._backend, self._http, self._sampling, drain_s=self._bounds.silence_s)
 
     def _end(self) -> None:
         if self._http is not None:
@@ -284,16 +284,16 @@ class ServerEngine:
         if not tasks:
             del self._tasks[request.request_id]
 
-    async def _finish(self, request: GenerationRequest, index: int) -> Finished:
+    async def _finish(self, request: GenerationRequest, index: int) -> FinishedAnswer:
         try:
             return await self._current().answer(request, index, self._grow)
         except EngineError as error:
             if not request.may_be_refused:
                 raise
             log.warning("the server refused a request", reason=str(error))
-            return Finished(request.request_id, index, NOTHING)
+            return FinishedAnswer(request.request_id, index, NOTHING)
 
-    def _grow(self, grown: Grown) -> None:
+    def _grow(self, grown: PartialAnswer) -> None:
         """Keep the newest progress of an answer, and wake `collect` unless its queue does so already."""
         self._grown[grown.request_id, grown.index] = grown
         if self._finished.empty():
@@ -304,7 +304,7 @@ class ServerEngine:
             tasks = self._tasks.pop(request_id, set())
             for task in tasks:
                 task.cancel()
-            self._finished.put(GivenUp(request_id, len(tasks)))
+            self._finished.put(AbortedRequest(request_id, len(tasks)))
 
     async def _watchdog(self) -> None:
         clock = self._loop.time
@@ -313,10 +313,10 @@ class ServerEngine:
         while self._lost is None:
             await asyncio.sleep(WATCH_S)
             if self._process is not None and (code := self._process.exit_code()) is not None:
-                self._lose(EngineLost(str(why_ended(self._dialect, self._process, code))))
+                self._lose(EngineLost(str(why_ended(self._backend, self._process, code))))
             updating = self._current().is_updating  # a server need not answer while it loads, which has its own limit
-            lives = updating or await soon(self._dialect.alive(self._link()), patience_s)
-            self._usage = await soon(self._dialect.usage(self._link()), patience_s) or self._usage
+            lives = updating or await soon(self._backend.alive(self._link()), patience_s)
+            self._usage = await soon(self._backend.usage(self._link()), patience_s) or self._usage
             updating |= self._current().is_updating  # an update, or sleep, may have begun since the server was asked
             if lives or updating:
                 heard_s = clock()
@@ -337,9 +337,9 @@ class ServerEngine:
         if self._lost is None:
             # An EngineError, which a person has to cure, stays as it is: another start would end in the same way.
             self._lost = (
-                why if isinstance(why, EngineError | EngineLost) else EngineLost(f"{self._dialect.name}: {why}")
+                why if isinstance(why, EngineError | EngineLost) else EngineLost(f"{self._backend.name}: {why}")
             )
-            self._finished.put(GivenUp("", 0))
+            self._finished.put(AbortedRequest("", 0))
             for future in tuple(self._awaited):
                 future.cancel()
 
@@ -358,12 +358,12 @@ class ServerEngine:
             raise
         except TimeoutError as error:
             self._lose(f"no answer within {within_s:g} s")
-            raise EngineLost(f"{self._dialect.name}: no answer within {within_s:g} s") from error
+            raise EngineLost(f"{self._backend.name}: no answer within {within_s:g} s") from error
         except CancelledError as error:
-            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed") from error
+            raise self._lost or EngineLost(f"{self._backend.name}: the engine is closed") from error
         except (HttpFailure, EngineLost) as error:
             self._lose(error)
-            raise EngineLost(f"{self._dialect.name}: {error}") from error
+            raise EngineLost(f"{self._backend.name}: {error}") from error
         finally:
             self._awaited.discard(future)
 
@@ -379,16 +379,16 @@ class ServerEngine:
 
     def _current(self) -> Segments:
         if self._segments is None:
-            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
+            raise self._lost or EngineLost(f"{self._backend.name}: the engine is closed")
         return self._segments
 
     def _link(self) -> Http:
         if self._http is None:
-            raise self._lost or EngineLost(f"{self._dialect.name}: the engine is closed")
+            raise self._lost or EngineLost(f"{self._backend.name}: the engine is closed")
         return self._http
 
-    def _keep(self, item: Finished | GivenUp, found: list[Finished]) -> None:
-        if isinstance(item, GivenUp):
+    def _keep(self, item: FinishedAnswer | AbortedRequest, found: list[FinishedAnswer]) -> None:
+        if isinstance(item, AbortedRequest):
             for at in [at for at in list(self._grown) if at[0] == item.request_id]:
                 del self._grown[at]
             self._in_flight -= item.num_answers

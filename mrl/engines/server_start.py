@@ -10,9 +10,9 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from mrl.engines.dialect import Dialect
 from mrl.engines.engine import Sampling
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import ServerBackend
 from mrl.engines.server_process import ServerProcess
 from mrl.errors import EngineError
 
@@ -35,7 +35,7 @@ class PortTaken(EngineError):
 
 
 async def await_ready(
-    dialect: Dialect, http: Http, process: ServerProcess | None, port: int, *, start_s: float
+    backend: ServerBackend, http: Http, process: ServerProcess | None, port: int, *, start_s: float
 ) -> None:
     """Wait until the server takes requests: the child `process` at `port`, or the server that `http` leads to.
 
@@ -45,11 +45,11 @@ async def await_ready(
     Raises PortTaken as soon as the child says so, EngineError when it has ended or `start_s` are over.
     """
     deadline_s = asyncio.get_running_loop().time() + start_s
-    while not ((process is None or not port or process.listens_at(port)) and await dialect.ready(http)):
+    while not ((process is None or not port or process.listens_at(port)) and await backend.ready(http)):
         if process is not None:
-            _check(dialect, process, port)
+            _check(backend, process, port)
         if asyncio.get_running_loop().time() > deadline_s:
-            raise _too_slow(dialect, http, process, start_s)
+            raise _too_slow(backend, http, process, start_s)
         await asyncio.sleep(READY_POLL_S)
 
 
@@ -60,30 +60,30 @@ async def soon(call: Coroutine[Any, Any, T], within_s: float) -> T | None:
     return None
 
 
-async def check_answers(dialect: Dialect, http: Http, sampling: Sampling) -> None:
-    """Check that the server which takes requests is one of this dialect, and tells experts where it has to.
+async def check_answers(backend: ServerBackend, http: Http, sampling: Sampling) -> None:
+    """Check that the server which takes requests is one of this backend, and tells experts where it has to.
 
     Raises EngineError; HttpFailure for failures that may pass.
     """
-    where = f"{dialect.name} at {http.base_url}"
+    where = f"{backend.name} at {http.base_url}"
     cure = "use a supported version, or correct server.url or rollout.engine"
     try:
-        await dialect.probe(http)
+        await backend.probe(http)
         if sampling.tells_experts:
-            await _check_experts(dialect, http, sampling, where)
+            await _check_experts(backend, http, sampling, where)
     except HttpFailure as failure:
         if not 0 < failure.status < 500:
             raise
         raise EngineError(
-            f"the server refused a request that {dialect.name} answers", where=where, got=str(failure), cure=cure
+            f"the server refused a request that {backend.name} answers", where=where, got=str(failure), cure=cure
         ) from failure
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         got = f"{type(error).__name__}: {error}"
-        raise EngineError(f"the server does not answer like {dialect.name}", where=where, got=got, cure=cure) from error
+        raise EngineError(f"the server does not answer like {backend.name}", where=where, got=got, cure=cure) from error
 
 
-async def _check_experts(dialect: Dialect, http: Http, sampling: Sampling, where: str) -> None:
-    said = await dialect.generate(http, [0, 0], sampling, max_new_tokens=1, seed=0, request_id="check")
+async def _check_experts(backend: ServerBackend, http: Http, sampling: Sampling, where: str) -> None:
+    said = await backend.generate(http, [0, 0], sampling, max_new_tokens=1, seed=0, request_id="check")
     if said.experts is None:
         raise EngineError(
             "the server does not report the experts of its tokens",
@@ -92,35 +92,35 @@ async def _check_experts(dialect: Dialect, http: Http, sampling: Sampling, where
         )
 
 
-def why_ended(dialect: Dialect, process: ServerProcess, code: int) -> EngineError:
+def why_ended(backend: ServerBackend, process: ServerProcess, code: int) -> EngineError:
     """Return the error that describes why a child ended, with the last lines of its log."""
-    text, got, where = process.text(), process.tail(), f"{dialect.name}, log {process.log}"
+    text, got, where = process.text(), process.tail(), f"{backend.name}, log {process.log}"
     what, cure = f"the server ended with code {code}", "read the last lines of its log"
     if cause := [line.strip() for line in text.splitlines() if NO_MEMORY.search(line)]:
-        what, got, cure = f"{what}: out of memory", cause[-1], dialect.less_memory
+        what, got, cure = f"{what}: out of memory", cause[-1], backend.less_memory
     elif code in KILLED and ENDS_ITSELF not in text.lower():
         what = f"the server was killed (code {code}), most likely by the kernel because memory ran out"
-        cure = dialect.less_memory
+        cure = backend.less_memory
     return EngineError(what, where=where, got=got, wanted="a running server", cure=cure)
 
 
-def _check(dialect: Dialect, process: ServerProcess, port: int) -> None:
+def _check(backend: ServerBackend, process: ServerProcess, port: int) -> None:
     """Raise PortTaken or EngineError for a child that has ended or found its port taken. Some servers log IN_USE and
     end then; others live on for minutes, and log their port with it."""
     code, text = process.exit_code(), process.text()
     lines = [line for line in text.splitlines() if port and IN_USE in line.lower()]
     if any(code is not None or str(port) in line for line in lines):
         cure = "start again: another port will be chosen"
-        raise PortTaken(f"port {port} was taken by another process", where=dialect.name, got=lines[-1], cure=cure)
+        raise PortTaken(f"port {port} was taken by another process", where=backend.name, got=lines[-1], cure=cure)
     if code is not None:
-        raise why_ended(dialect, process, code)
+        raise why_ended(backend, process, code)
 
 
-def _too_slow(dialect: Dialect, http: Http, process: ServerProcess | None, start_s: float) -> EngineError:
+def _too_slow(backend: ServerBackend, http: Http, process: ServerProcess | None, start_s: float) -> EngineError:
     what = f"no server at {http.base_url} accepted requests within {start_s:g} s"
     if process is None:
         return EngineError(
-            what, where=dialect.name, cure="start the server, or remove server.url so that mrl starts one"
+            what, where=backend.name, cure="start the server, or remove server.url so that mrl starts one"
         )
-    where, cure = f"{dialect.name}, log {process.log}", "if the server was still loading, raise server.start_s"
+    where, cure = f"{backend.name}, log {process.log}", "if the server was still loading, raise server.start_s"
     return EngineError(what, where=where, got=process.tail(), wanted="a server that accepts requests", cure=cure)

@@ -21,14 +21,21 @@ from typing import Any
 import numpy as np
 
 from mrl.engines import sglang_broadcast, sglang_launch
-from mrl.engines.dialect import PROBED_TEMPERATURES, HalfUpdated, Launch, Segment, hides_temperature, read_experts
 from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
+from mrl.engines.server_backend import (
+    PROBED_TEMPERATURES,
+    HalfUpdated,
+    Launch,
+    Segment,
+    hides_temperature,
+    read_experts,
+)
 from mrl.engines.sglang_broadcast import witness_broadcast
 from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_held
 from mrl.errors import EngineError, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.models.tensor_broadcast import BroadcastRanks, IncomingTensors
 from mrl.models.tensor_file import read_folder
 from mrl.records.chosen_experts import Experts
 from mrl.records.finish import FinishReason
@@ -50,7 +57,7 @@ BROADCASTS = ("/init_weights_update_group", "/begin_weight_update", "/update_wei
 
 
 class SGLang:
-    """See Dialect."""
+    """See ServerBackend."""
 
     name = "sglang"
     has_port = True
@@ -70,19 +77,21 @@ class SGLang:
         """Hashes that the server has to report of the last update, where that was a broadcast."""
 
     def command(self, launch: Launch) -> list[str]:
-        """See Dialect."""
+        """See ServerBackend."""
         return sglang_launch.command(launch)
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        """See Dialect."""
+        """See ServerBackend."""
         return sglang_launch.environment(launch)
 
     def reach(self, launch: Launch) -> Http:
-        """See Dialect."""
+        """See ServerBackend."""
         return Http(f"http://{launch.host}:{launch.port}", key=launch.key)
 
     async def ready(self, http: Http) -> bool:
-        """See Dialect. A server without this route takes requests as soon as it answers; `probe` checks its routes."""
+        """See ServerBackend. A server without this route takes requests as soon as it answers; `probe` checks its
+        routes.
+        """
         try:
             await http.get("/ready", within_s=ANSWER_S)
         except HttpFailure as failure:
@@ -90,12 +99,16 @@ class SGLang:
         return True
 
     async def alive(self, http: Http) -> bool:
-        """See Dialect. /server_info asks the process that samples; /health would sample a token and take a second."""
+        """See ServerBackend. /server_info asks the process that samples; /health would sample a token and take a
+        second.
+        """
         await http.get("/server_info", within_s=ANSWER_S)
         return True
 
     async def probe(self, http: Http) -> None:
-        """See Dialect. Somebody else's server may lack control routes: methods that need them raise EngineError."""
+        """See ServerBackend. Somebody else's server may lack control routes: methods that need them raise
+        EngineError.
+        """
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, *NEEDED)
         info = await http.get_json("/server_info")
@@ -119,7 +132,8 @@ class SGLang:
         request_id: str,
         experts_from: int = 0,
     ) -> Segment:
-        """See Dialect. `request_id` is not passed on: a server may know it from an earlier process of this worker.
+        """See ServerBackend. `request_id` is not passed on: a server may know it from an earlier process of this
+        worker.
 
         An answer that ended at the model's own EOS, which is none of the policy's, counts as aborted, and is continued.
         """
@@ -138,7 +152,8 @@ class SGLang:
         request_id: str,
         experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
-        """See Dialect. An event has the whole answer so far, or the new part if the server was started to send parts.
+        """See ServerBackend. An event has the whole answer so far, or the new part if the server was started to send
+        parts.
 
         The last token comes again when an answer is given up while it waits for its next step.
         """
@@ -155,18 +170,20 @@ class SGLang:
                 num_told = num_tokens
 
     async def abort_all(self, http: Http) -> None:
-        """See Dialect. SGLang is not paused, which would take a second: the caller begins nothing until `resume`, and a
-        load waits for calls that still run.
+        """See ServerBackend. SGLang is not paused, which would take a second: the caller begins nothing until `resume`,
+        and a load waits for calls that still run.
         """
         self._need(http, *CONTROLS)
         await http.post("/abort_request", {"abort_all": True})
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
-        """See Dialect. SGLang itself would find wrong weights only after the load, when the old weights are gone."""
+        """See ServerBackend. SGLang itself would find wrong weights only after the load, when the old weights are
+        gone.
+        """
         await asyncio.to_thread(read_folder, folder, wanted=digests)
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         self._need(http, *CONTROLS)
         await asyncio.to_thread(check_same_tensors, folder, self._first_folder)
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
@@ -179,20 +196,24 @@ class SGLang:
             raise
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
-        """See Dialect. Raises EngineError: without an accelerator SGLang 0.5.23 does not start with adapters."""
+        """See ServerBackend. Raises EngineError: without an accelerator SGLang 0.5.23 does not start with adapters."""
         what, cure = "SGLang accepts full weights only", 'set rollout.weights = "files"'
         raise EngineError(what, where="rollout.weights", got="adapters", cure=cure)
 
-    async def broadcast_seats(self, http: Http) -> Seats:
-        """See Dialect. One seat for each process of the server, and one for this process, which checks the bytes."""
+    async def broadcast_seats(self, http: Http) -> BroadcastRanks:
+        """See ServerBackend. One seat for each process of the server, and one for this process, which checks the
+        bytes.
+        """
         self._need(http, *CONTROLS, *BROADCASTS)
-        return Seats(1 + self._num_processes)
+        return BroadcastRanks(1 + self._num_processes)
 
     async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
-        """See Dialect. Does nothing: SGLang has no place for weights beside those that it serves."""
+        """See ServerBackend. Does nothing: SGLang has no place for weights beside those that it serves."""
 
     async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
-        """See Dialect. SGLang loads each bucket as it comes, so the weights are whole only after the last bucket."""
+        """See ServerBackend. SGLang loads each bucket as it comes, so the weights are whole only after the last
+        bucket.
+        """
         watching = asyncio.to_thread(witness_broadcast, incoming, self._dtype)
         witness = asyncio.ensure_future(asyncio.gather(watching, return_exceptions=True))
         name = incoming.meeting.name
@@ -212,12 +233,12 @@ class SGLang:
         self._sums = seen
 
     async def resume(self, http: Http) -> None:
-        """See Dialect. Does nothing: SGLang was never paused."""
+        """See ServerBackend. Does nothing: SGLang was never paused."""
 
     async def score(
         self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
     ) -> list[TokenScore] | None:
-        """See Dialect. SGLang scores prompts at temperature 1 alone."""
+        """See ServerBackend. SGLang scores prompts at temperature 1 alone."""
         if temperature != 1.0:
             what, cure = "SGLang scores given texts only at temperature 1", "set it to 1.0, or use the embedded engine"
             raise EngineError(what, where="rollout.temperature", got=temperature, wanted="1.0", cure=cure)
@@ -233,8 +254,8 @@ class SGLang:
         ]
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
-        """See Dialect. SGLang hashes the bytes that it computes with, under its own names. None on a GPU, where it
-        hashes otherwise."""
+        """See ServerBackend. SGLang hashes the bytes that it computes with, under its own names. None on a GPU, where
+        it hashes otherwise."""
         if not self._hashes_bytes:
             return None
         held = (await http.post_json("/weights_checker", {"action": "checksum"}, within_s=None))["ranks"]
@@ -246,7 +267,7 @@ class SGLang:
         return await asyncio.to_thread(digests_held, folder, held[0]["checksums"], self._dtype)
 
     async def usage(self, http: Http) -> EngineUsage:
-        """See Dialect. Gauges are at most ten decoding steps old."""
+        """See ServerBackend. Gauges are at most ten decoding steps old."""
         text = await http.get("/metrics", within_s=ANSWER_S)
         metrics, decoding = metrics_of(text), metrics_of("\n".join(re.findall(r'.*mode="decode".*', text)))
         in_ended = metrics.get("sglang:generation_tokens_total", 0.0)
@@ -261,12 +282,12 @@ class SGLang:
         )
 
     async def sleep(self, http: Http) -> None:
-        """See Dialect. Waits for the end of the last step: a server that sleeps before that would end itself."""
+        """See ServerBackend. Waits for the end of the last step: a server that sleeps before that would end itself."""
         await _await_idle(http)
         await http.post("/release_memory_occupation", {})
 
     async def wake(self, http: Http) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         await http.post("/resume_memory_occupation", {})
 
     def _need(self, http: Http, *routes: str) -> None:

@@ -5,19 +5,19 @@ at once. SGLang itself would wait for half an hour in a group that has come apar
 lost server; an answer with an error means that no weights, or only some, were changed.
 """
 
-from mrl.engines.dialect import HalfUpdated
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import HalfUpdated
 from mrl.engines.tensor_folder import TensorSums, served_name
 from mrl.errors import PeerLost
 from mrl.models.tensor_broadcast import MEET_S, STALL_S, IncomingTensors, buckets_of, receive_each
 from mrl.models.tensor_file import TYPES
-from mrl.records.rollouts import Meeting
+from mrl.records.rollouts import BroadcastRendezvous
 
 MARGIN_S = 10.0
 """Seconds of a call for its work beside waiting for other members."""
 
 
-async def meet(http: Http, meeting: Meeting) -> None:
+async def meet(http: Http, meeting: BroadcastRendezvous) -> None:
     """Let the server's processes join the group of the broadcast. Raises PeerLost, HttpFailure."""
     body = {
         "master_address": meeting.host,

@@ -6,9 +6,9 @@ The sampling defaults of the model's folder are switched off.
 import os
 from pathlib import Path
 
-from mrl.engines.dialect import Launch
 from mrl.engines.environment import cuda_toolkit
 from mrl.engines.family_limits import check_family, check_parts
+from mrl.engines.server_backend import Launch
 from mrl.files import replace_file
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, most_positions
 from mrl.transport.endpoints import HOST

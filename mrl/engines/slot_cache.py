@@ -117,7 +117,7 @@ class SlotLayer(DynamicLayer):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadPrompt:
+class PrefilledPrompt:
     """Keys and values of `num_tokens` tokens of a prompt: the last columns of one row of a batch."""
 
     layers: Sequence[tuple[Tensor, Tensor]]
@@ -126,7 +126,7 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRow:
+class CachedRow:
     """Keys and values of an answer that has ended, for its prompt and all sampled tokens but the last."""
 
     token_ids: npt.NDArray[np.int32]
@@ -140,18 +140,18 @@ class KeptRow:
         return int(differ[0]) if differ.size else shortest
 
 
-class KeptRows:
+class CachedRows:
     """Rows of conversations that wait for their next turn, by name; the oldest are forgotten first."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[str, KeptRow] = OrderedDict()
+        self._rows: OrderedDict[str, CachedRow] = OrderedDict()
 
-    def keep(self, name: str, row: KeptRow) -> None:
+    def keep(self, name: str, row: CachedRow) -> None:
         """Keep a row, in place of an earlier one of this name."""
         self.forget(name)
         self._rows[name] = row
 
-    def find(self, name: str) -> KeptRow | None:
+    def find(self, name: str) -> CachedRow | None:
         """Return the row of this name, or None."""
         return self._rows.get(name)
 
@@ -200,7 +200,7 @@ class SlotCache(Cache):
         columns = np.arange(window.first, window.column + 1)
         return torch.from_numpy(columns >= self._starts[: window.rows, None]).to(device)
 
-    def place(self, prompt: ReadPrompt, rows: Sequence[int]) -> None:
+    def place(self, prompt: PrefilledPrompt, rows: Sequence[int]) -> None:
         """Write a prompt into rows: rows in use, which it overwrites, or the next free rows behind them."""
         window = self._window
         self._reserve(max(window.rows, max(rows) + 1), prompt.num_tokens)

@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.engines import vllm_launch
-from mrl.engines.dialect import PROBED_TEMPERATURES, Launch, Segment, hides_temperature, read_experts
 from mrl.engines.engine import EngineUsage, Sampling, TokenScore
 from mrl.engines.http import Http, HttpFailure
 from mrl.engines.metrics_text import metrics_of
+from mrl.engines.server_backend import PROBED_TEMPERATURES, Launch, Segment, hides_temperature, read_experts
 from mrl.engines.tensor_folder import check_same_tensors, digests_held
 from mrl.engines.vllm_calls import (
     ANSWER_S,
@@ -43,7 +43,7 @@ from mrl.engines.vllm_calls import (
     seat_of,
 )
 from mrl.errors import EngineError, PeerLost
-from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.models.tensor_broadcast import BroadcastRanks, IncomingTensors
 from mrl.models.tensor_file import read_folder
 from mrl.records.finish import FinishReason
 
@@ -58,7 +58,7 @@ PART_REASONS: dict[Any, FinishReason] = {None: FinishReason.ABORT, **REASONS}
 
 
 class VLLM:
-    """See Dialect."""
+    """See ServerBackend."""
 
     name = "vllm"
     has_port = False
@@ -85,31 +85,33 @@ class VLLM:
         """Digests of the weights below the adapters; while the server lives, only a load changes these weights."""
 
     def command(self, launch: Launch) -> list[str]:
-        """See Dialect. Raises EngineError for a model that vLLM does not serve on this device."""
+        """See ServerBackend. Raises EngineError for a model that vLLM does not serve on this device."""
         self._launch, self._folder, self._adapters = launch, launch.model_folder, None
         self._prepared = self._below = None
         return vllm_launch.command(launch)
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        """See Dialect."""
+        """See ServerBackend."""
         return vllm_launch.environment(launch)
 
     def reach(self, launch: Launch) -> Http:
-        """See Dialect."""
+        """See ServerBackend."""
         if launch.private is None:
             return Http(f"http://{launch.host}:{launch.port}")
         return Http(f"http://{launch.host}", socket_file=launch.private / vllm_launch.SOCKET)
 
     async def ready(self, http: Http) -> bool:
-        """See Dialect."""
+        """See ServerBackend."""
         return await answers(http, "/health")
 
     async def alive(self, http: Http) -> bool:
-        """See Dialect."""
+        """See ServerBackend."""
         return await answers(http, "/is_paused" if "/is_paused" in self._routes else "/health")
 
     async def probe(self, http: Http) -> None:
-        """See Dialect. Somebody else's server may lack control routes: methods that need them raise EngineError."""
+        """See ServerBackend. Somebody else's server may lack control routes: methods that need them raise
+        EngineError.
+        """
         self._routes = frozenset((await http.get_json("/openapi.json"))["paths"])
         self._need(http, GENERATE, "/metrics", cure="start vLLM 0.32 or newer with --enable-scale-out --tokens-only")
         if "/resume" in self._routes:  # an earlier process of this worker may have left somebody else's server paused
@@ -134,7 +136,7 @@ class VLLM:
         request_id: str,
         experts_from: int = 0,
     ) -> Segment:
-        """See Dialect."""
+        """See ServerBackend."""
         asked = self._asked(sampling, experts_from) | {"max_tokens": max_new_tokens}
         answer = await ask(http, token_ids, seed=seed, request_id=request_id, **asked)
         return self._segment(answer, REASONS, num_places=len(token_ids) - 1 - experts_from)
@@ -150,7 +152,7 @@ class VLLM:
         request_id: str,
         experts_from: int = 0,
     ) -> AsyncGenerator[Segment, None]:
-        """See Dialect."""
+        """See ServerBackend."""
         asked = self._asked(sampling, experts_from) | {"max_tokens": max_new_tokens}
         num_places = len(token_ids) - 1 - experts_from
         async with aclosing(ask_parts(http, token_ids, seed=seed, request_id=request_id, **asked)) as parts:
@@ -180,13 +182,15 @@ class VLLM:
         return Segment(token_ids, logprobs, reason, labels, experts)
 
     async def abort_all(self, http: Http) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         self._need(http, "/pause", "/abort_requests")
         await http.post("/pause", mode="abort")
         await http.post("/abort_requests", {})  # requests that have come since
 
     async def prepare_load(self, http: Http, folder: Path, digests: Mapping[str, str]) -> None:
-        """See Dialect. Workers read the weights in a thread of their own, into memory beside the served weights."""
+        """See ServerBackend. Workers read the weights in a thread of their own, into memory beside the served
+        weights.
+        """
         if self._launch is not None and self._launch.device == "cuda":  # there a load that has begun cannot be undone
             await asyncio.to_thread(check_same_tensors, folder, self._launch.model_folder)
         if not self._swaps_tensors:
@@ -197,7 +201,7 @@ class VLLM:
         self._prepared = folder
 
     async def load(self, http: Http, folder: Path, label: str) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         self._need(http, "/collective_rpc", "/reset_prefix_cache", "/get_world_size")
         if self._num_copies > 1:
             what = "with data parallelism vLLM confirms new weights only for its first copy of the model"
@@ -217,7 +221,9 @@ class VLLM:
         await self._begin_version(http, label)
 
     async def load_adapters(self, http: Http, folder: Path, label: str) -> None:
-        """See Dialect. Each load has a new name: with one name for all, vLLM would read the files in every step."""
+        """See ServerBackend. Each load has a new name: with one name for all, vLLM would read the files in every
+        step.
+        """
         self._need(
             http,
             *ADAPTER_ROUTES,
@@ -238,15 +244,17 @@ class VLLM:
         if not (await http.post_json("/reset_prefix_cache"))["success"]:
             raise HttpFailure("/reset_prefix_cache", 200, "the prefix cache still holds prefixes of the old weights")
 
-    async def broadcast_seats(self, http: Http) -> Seats:
-        """See Dialect. One seat, for the worker, which checks all weights before it serves any of them."""
+    async def broadcast_seats(self, http: Http) -> BroadcastRanks:
+        """See ServerBackend. One seat, for the worker, which checks all weights before it serves any of them."""
         if not self._swaps_tensors or self._num_workers * self._num_copies > 1:
             what = "this vLLM server accepts weights only as files"
             raise EngineError(what, where="rollout.weights", cure='set rollout.weights = "files"')
-        return Seats(1)
+        return BroadcastRanks(1)
 
     async def prepare_broadcast(self, http: Http, incoming: IncomingTensors) -> None:
-        """See Dialect. The worker receives the whole broadcast in a thread of its own, beside the served weights."""
+        """See ServerBackend. The worker receives the whole broadcast in a thread of its own, beside the served
+        weights.
+        """
         where = f"broadcast {incoming.meeting.name}"
         await call_workers(http, "mrl_join", [seat_of(incoming)])
         said = await self._arrival(http)
@@ -255,21 +263,21 @@ class VLLM:
         check_taken(where, said, taken={}, num_workers=1)
 
     async def receive(self, http: Http, incoming: IncomingTensors, label: str) -> None:
-        """See Dialect. All weights have arrived in `prepare_broadcast`, and are served now."""
+        """See ServerBackend. All weights have arrived in `prepare_broadcast`, and are served now."""
         said = await call_workers(http, "mrl_serve_arrived", [])
         check_taken(f"broadcast {incoming.meeting.name}", said, taken={}, num_workers=1)
         self._folder = self._adapters = self._below = None
         await self._begin_version(http, label)
 
     async def resume(self, http: Http) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         self._need(http, "/resume")
         await http.post("/resume")
 
     async def score(
         self, http: Http, token_ids: Sequence[int], temperature: float, num_likeliest: int
     ) -> list[TokenScore] | None:
-        """See Dialect."""
+        """See ServerBackend."""
         if temperature != 1.0:
             what = "vLLM scores given texts only at temperature 1"
             cure = "for a policy that scores for its peers, set rollout.temperature = 1.0 or use the embedded engine"
@@ -286,7 +294,7 @@ class VLLM:
         return found
 
     async def checksums(self, http: Http) -> dict[str, str] | None:
-        """See Dialect. Known for a server that was started here, with one worker.
+        """See ServerBackend. Known for a server that was started here, with one worker.
 
         The extension reads the engine's bytes as they are. Without the extension, and before the first load, vLLM's own
         hashes are compared with those of the folder's tensors in the engine's number format. vLLM's steps stand still
@@ -321,7 +329,7 @@ class VLLM:
         return await asyncio.to_thread(digests_held, self._folder, plain, self._launch.dtype)
 
     async def usage(self, http: Http) -> EngineUsage:
-        """See Dialect."""
+        """See ServerBackend."""
         metrics = metrics_of(await http.get("/metrics", within_s=ANSWER_S))
         return EngineUsage(
             running=int(metrics.get("vllm:num_requests_running", 0)),
@@ -333,12 +341,12 @@ class VLLM:
         )
 
     async def sleep(self, http: Http) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         self._need(http, "/sleep", cure="start the server with --enable-sleep-mode")
         await http.post("/sleep", level="2", mode="abort")
 
     async def wake(self, http: Http) -> None:
-        """See Dialect."""
+        """See ServerBackend."""
         self._need(http, "/wake_up", cure="start the server with --enable-sleep-mode")
         await http.post("/wake_up")
 

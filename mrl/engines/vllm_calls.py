@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
-from mrl.engines.dialect import Paused
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import Paused
 from mrl.errors import EngineLost, WeightsError
 from mrl.models.tensor_broadcast import MEET_S, STALL_S, IncomingTensors, buckets_of
 from mrl.models.tensor_file import TYPES

@@ -9,8 +9,8 @@ import json
 import os
 from pathlib import Path
 
-from mrl.engines.dialect import Launch
 from mrl.engines.family_limits import check_family, check_parts
+from mrl.engines.server_backend import Launch
 from mrl.errors import ConfigError, EngineError
 from mrl.models.skeleton import PreTrainedConfig, config_of_folder, head_dim, most_positions
 from mrl.transport.endpoints import HOST

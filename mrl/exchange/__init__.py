@@ -31,12 +31,12 @@ Deliveries:
 - `sessions`       the daemon's memory of one client: deliveries that it has not acknowledged
 - `core`           every decision of the daemon, with no socket, clock or file in it
 - `daemon`         core, file and server socket put together
-- `account`, `metrics`  the daemon's account of itself, for `mrl inspect` and for Prometheus
+- `exchange_stats`, `metrics`  the daemon's account of itself, for `mrl inspect` and for Prometheus
 
 The client's side:
 - `client`         the calls of learners and workers
 - `publisher`      records gathered into Puts
-- `questions`      Fetches of prompts, and watches
+- `client_fetches` Fetches of prompts, and watches
 - `inbox`          records that came and were not taken yet
 - `archive`        reader of the file without a daemon
 """

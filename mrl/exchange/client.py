@@ -17,10 +17,10 @@ import msgspec
 import structlog
 
 from mrl.errors import RecordError
+from mrl.exchange.client_fetches import ClientFetches, FetchTerms, slices
 from mrl.exchange.inbox import Inbox
 from mrl.exchange.limits import ClientLimits, Limits
 from mrl.exchange.publisher import RecordPublisher
-from mrl.exchange.questions import Question, Questions, slices
 from mrl.records.codec import decode, encode
 from mrl.records.exchange_messages import (
     Announce,
@@ -96,7 +96,9 @@ class ExchangeClient:
         )
         self._asked = Requests(first_number=1 + secrets.randbits(48))
         self._publisher = RecordPublisher(client, self._puts, self._counts, limits, self._send)
-        self._questions = Questions(client, policy, self._asked, counts=self._counts, limits=limits, send=self._send)
+        self._questions = ClientFetches(
+            client, policy, self._asked, counts=self._counts, limits=limits, send=self._send
+        )
         self._inbox = Inbox(self._counts, limits)
         self._subscription: Subscribe | None = None
         self._barrier: Barrier | None = None
@@ -188,7 +190,7 @@ class ExchangeClient:
         the oldest watches end.
         """
         with self._lock:
-            ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
+            ids, question = list(dict.fromkeys(prompt_ids)), FetchTerms(tuple(kinds), limit, max_age_versions)
             self._inbox.expect(ids)
             self._questions.ask(ids, question, self._clock())
 
@@ -208,7 +210,7 @@ class ExchangeClient:
         """
         end_s = time.monotonic() + timeout_s
         with self._lock:
-            ids, question = list(dict.fromkeys(prompt_ids)), Question(tuple(kinds), limit, max_age_versions)
+            ids, question = list(dict.fromkeys(prompt_ids)), FetchTerms(tuple(kinds), limit, max_age_versions)
             self._inbox.expect(ids)
             self._inbox.is_awaited = True
             try:
@@ -216,7 +218,7 @@ class ExchangeClient:
             finally:
                 self._inbox.is_awaited = False
 
-    def _answered(self, prompt_ids: list[str], question: Question, end_s: float) -> bool:
+    def _answered(self, prompt_ids: list[str], question: FetchTerms, end_s: float) -> bool:
         number = self._questions.ask_now(prompt_ids, question, self._clock())
         self._changed.wait_for(partial(self._questions.is_answered, number), end_s - time.monotonic())
         if self._questions.is_answered(number):

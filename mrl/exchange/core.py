@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from mrl.errors import RecordError
-from mrl.exchange.account import Account, client_states
 from mrl.exchange.barriers import Barriers
 from mrl.exchange.contents import Contents
+from mrl.exchange.exchange_stats import ExchangeStats, client_states
 from mrl.exchange.limits import Limits
 from mrl.exchange.record_index import Entry, RecordIndex
 from mrl.exchange.record_intake import RecordIntake
 from mrl.exchange.sessions import Allowance, Session, Shipment, shipments_of
 from mrl.exchange.subscriptions import Subscriptions
 from mrl.exchange.transaction import Judged, Transaction
-from mrl.exchange.versions import VersionBook
+from mrl.exchange.versions import VersionTracker
 from mrl.exchange.watches import Watches
 from mrl.records.codec import decode
 from mrl.records.exchange_messages import (
@@ -58,7 +58,7 @@ class ExchangeCore:
         self.malformed: Counter[str] = Counter()
         """Input that was dropped, by kind. The daemon adds input that never reached the core."""
         self.limits, self.incarnation, self.started_s = limits, incarnation, started_s
-        self.versions = VersionBook()
+        self.versions = VersionTracker()
         self.subscriptions = Subscriptions()
         self.index = RecordIndex(limits, self._on_removal)
         self.intake = RecordIntake(limits, self.index, self.versions)
@@ -66,7 +66,7 @@ class ExchangeCore:
         self.barriers = Barriers()
         self.sessions: dict[bytes, Session] = {}
         self.policies: dict[str, None] = {}
-        self._account = Account(self.index, self.versions, self.watches, self.barriers)
+        self._account = ExchangeStats(self.index, self.versions, self.watches, self.barriers)
         self._abandoned = 0
         self._allowance = Allowance()
         self._last_delivery = 0

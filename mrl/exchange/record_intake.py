@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from mrl.exchange.limits import Limits
 from mrl.exchange.record_index import Entry, RecordIndex
 from mrl.exchange.transaction import Judged, Removal, Transaction
-from mrl.exchange.versions import VersionBook
+from mrl.exchange.versions import VersionTracker
 from mrl.records.exchange_messages import Announce, Put
 from mrl.records.tags import Tags, tags_of
 
@@ -23,7 +23,7 @@ BUSY = "busy"
 class RecordIntake:
     """Judges Puts, and gathers their records into transactions: one under way, and the next."""
 
-    def __init__(self, limits: Limits, index: RecordIndex, versions: VersionBook) -> None:
+    def __init__(self, limits: Limits, index: RecordIndex, versions: VersionTracker) -> None:
         self.storage = ""
         """Why nothing is stored at the moment; "" when all is well."""
         self.num_later = 0

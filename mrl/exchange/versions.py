@@ -7,7 +7,7 @@ MAX_RESUMES = 256
 """Resumes remembered of one policy. Records from before the oldest are no longer found void, but they are stale."""
 
 
-class VersionBook:
+class VersionTracker:
     """Dates records: their age in versions, and whether a resume made them void."""
 
     def __init__(self) -> None:

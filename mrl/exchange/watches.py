@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mrl.exchange.limits import WATCH_OVERHEAD_BYTES, Limits
 from mrl.exchange.record_index import Entry, RecordIndex
-from mrl.exchange.versions import VersionBook
+from mrl.exchange.versions import VersionTracker
 from mrl.records.exchange_messages import Fetch, PairFlow
 from mrl.records.experience import RecordKind
 
@@ -92,7 +92,7 @@ class Watch:
 class Watches:
     """Finds records for clients that ask, at once and later, and counts the traffic."""
 
-    def __init__(self, limits: Limits, index: RecordIndex, versions: VersionBook) -> None:
+    def __init__(self, limits: Limits, index: RecordIndex, versions: VersionTracker) -> None:
         self.flows = Flows()
         self.num_dropped = 0
         """Watches dropped or refused because there were too many."""

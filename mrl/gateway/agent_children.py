@@ -12,7 +12,7 @@ from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
 from mrl.gateway.agent_network import KEY, PLAYER, URL
 from mrl.gateway.agent_start import AgentStarts, Started
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 
 MODULE = "mrl.gateway.agent_process"
 STEADY_S = 30.0
@@ -55,13 +55,13 @@ class AgentChildren:
         self,
         tasks: Mapping[str, TaskTable],
         starts: AgentStarts,
-        book: SessionBook,
+        registry: SessionRegistry,
         *,
         key: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`key` is the run's key, which agents show to the gateway."""
-        self._starts, self._book, self._clock = starts, book, clock
+        self._starts, self._registry, self._clock = starts, registry, clock
         self._environment = starts.environment(key) | {URL: starts.url, KEY: key}
         self._children = [
             _Child(task, table.dataset, _limits_of(table), table.is_fenced)
@@ -102,7 +102,7 @@ class AgentChildren:
 
     def _ended(self, child: _Child, code: int, now_s: float) -> None:
         child.started = None
-        num_lost = self._book.lose(child.player)
+        num_lost = self._registry.lose(child.player)
         child.num_ends = 1 if now_s - child.started_s > STEADY_S else child.num_ends + 1
         if child.num_ends >= MAX_ENDS_IN_A_ROW:
             raise TaskError(

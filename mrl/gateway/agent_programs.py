@@ -16,9 +16,9 @@ import structlog
 
 from mrl.config.task_tables import TaskTable
 from mrl.gateway.agent_start import AgentStarts, Started
-from mrl.gateway.chat_wire import ChatMistake
+from mrl.gateway.chat_wire import ChatRefusal
 from mrl.gateway.session import AgentSession
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 from mrl.tasks.environments.contract import EXITED, GIVEN_UP, MEMORY, TIMEOUT
 
 MODEL, ROW, SESSION = "MRL_MODEL", "MRL_ROW", "MRL_SESSION"
@@ -87,13 +87,13 @@ class AgentPrograms:
         self,
         tasks: Mapping[str, TaskTable],
         starts: AgentStarts,
-        book: SessionBook,
+        registry: SessionRegistry,
         *,
         key_of: Callable[[str], str],
     ) -> None:
         """`key_of` gives the key of a session's id."""
         self._tasks = {task: table for task, table in tasks.items() if table.command}
-        self._starts, self._book, self._key_of = starts, book, key_of
+        self._starts, self._registry, self._key_of = starts, registry, key_of
         self._places: list[asyncio.Task[None]] = []
         """Loops that each take one episode after another, `agent_processes` of them for a task."""
         self._told: set[str] = set()
@@ -119,8 +119,8 @@ class AgentPrograms:
     async def _serve(self, task: str) -> None:
         while True:
             try:
-                sessions = await self._book.take(task=task)
-            except ChatMistake:  # too many agents wait, for now
+                sessions = await self._registry.take(task=task)
+            except ChatRefusal:  # too many agents wait, for now
                 await asyncio.sleep(LEAVE_S)
                 continue
             for session in sessions:
@@ -156,7 +156,7 @@ class AgentPrograms:
         if session.task not in self._told:
             self._told.add(session.task)
             log.warning("agent program gave no reward; its episode counts as failed", task=session.task, why=words)
-        with suppress(ChatMistake):  # the program has ended its episode itself
+        with suppress(ChatRefusal):  # the program has ended its episode itself
             session.fail(words, kind)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json
 from mrl.records.episodes import Message, ToolCall, ToolSpec
-from mrl.tasks.environments.contract import BareText, PolicyTurn
+from mrl.tasks.environments.contract import PolicyTurn, RawPrompt
 
 SAMPLING = (
     "temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "top_logprobs",
@@ -22,7 +22,7 @@ SAMPLING = (
 MAX_CHOICES = 1
 
 
-class ChatMistake(Exception):
+class ChatRefusal(Exception):
     """Refusal of a request: HTTP status, a code in one word, and a line that says why, with the cure."""
 
     def __init__(self, words: str, *, code: str = "invalid_request", status: int = 400) -> None:
@@ -44,7 +44,7 @@ class ChatCall:
     wants_logprobs: bool
     unheeded: dict[str, Any]
     """Key -> value of what the request sets and the policy does not follow."""
-    bare: BareText | None = None
+    bare: RawPrompt | None = None
     """Text or token ids without roles, in the place of messages; None for a request with messages."""
 
     def is_same(self, other: "ChatCall") -> bool:
@@ -53,46 +53,46 @@ class ChatCall:
 
 
 def read_chat(body: object, *, models: Sequence[str]) -> ChatCall:
-    """Read a request for a turn; `models` are the names that it may ask. Raises ChatMistake."""
+    """Read a request for a turn; `models` are the names that it may ask. Raises ChatRefusal."""
     if not isinstance(body, Mapping):
-        raise ChatMistake("the body is not a JSON object")
+        raise ChatRefusal("the body is not a JSON object")
     check_model(body.get("model"), models)
     if body.get("n") not in (None, MAX_CHOICES):
-        raise ChatMistake(f"n = {body['n']}: a session gives one answer at a time; omit n")
+        raise ChatRefusal(f"n = {body['n']}: a session gives one answer at a time; omit n")
     try:
         messages = read_messages(body.get("messages"))
         tools = read_tools(body.get("tools"))
     except RecordError as error:
-        raise ChatMistake(str(error)) from None
+        raise ChatRefusal(str(error)) from None
     unheeded = {key: body[key] for key in SAMPLING if body.get(key) is not None}
     return ChatCall(messages, tools, body.get("stream") is True, read_flag(body, "logprobs"), unheeded)
 
 
 def read_flag(body: Mapping[str, Any], key: str) -> bool:
-    """Read a boolean key; False where it is missing or null. Raises ChatMistake."""
+    """Read a boolean key; False where it is missing or null. Raises ChatRefusal."""
     found = body.get(key)
     if found is not None and found is not True and found is not False:  # 1 == True
-        raise ChatMistake(f"{key} {found!r:.40}: wanted true or false")
+        raise ChatRefusal(f"{key} {found!r:.40}: wanted true or false")
     return found is True
 
 
 def check_model(model: object, models: Sequence[str]) -> None:
-    """Check the name of a request's model. Raises ChatMistake for a name that is none of `models`."""
+    """Check the name of a request's model. Raises ChatRefusal for a name that is none of `models`."""
     if model not in models:
-        raise ChatMistake(
+        raise ChatRefusal(
             f"model {model!r:.80}: wanted {' or '.join(map(repr, models))}", code="model_not_found", status=404
         )
 
 
 def read_messages(found: object) -> tuple[Message, ...]:
-    """Read a conversation; a tool's answer gets the name of its call. Raises ChatMistake, RecordError."""
+    """Read a conversation; a tool's answer gets the name of its call. Raises ChatRefusal, RecordError."""
     if not isinstance(found, list) or not found:
-        raise ChatMistake("messages: wanted a list of at least one message")
+        raise ChatRefusal("messages: wanted a list of at least one message")
     names: dict[str, str] = {}
     messages = []
     for place, one in enumerate(found):
         if not isinstance(one, Mapping):
-            raise ChatMistake(f"messages[{place}]: wanted an object with role and content")
+            raise ChatRefusal(f"messages[{place}]: wanted an object with role and content")
         found_calls = _list(one.get("tool_calls"), f"messages[{place}].tool_calls")
         calls = tuple(_call(call, names, place) for call in found_calls)
         role = "system" if one.get("role") == "developer" else one.get("role")
@@ -104,7 +104,7 @@ def read_messages(found: object) -> tuple[Message, ...]:
 
 
 def read_tools(found: object) -> tuple[ToolSpec, ...]:
-    """Read the tools that a request offers. Raises ChatMistake, RecordError."""
+    """Read the tools that a request offers. Raises ChatRefusal, RecordError."""
     return tuple(_tool(one) for one in _list(found, "tools"))
 
 
@@ -145,11 +145,11 @@ def is_same(one: Message, other: Message) -> bool:
 
 
 def _list(found: object, where: str) -> list[Any]:
-    """Read a list; empty where it is missing or null. Raises ChatMistake."""
+    """Read a list; empty where it is missing or null. Raises ChatRefusal."""
     if found is None:
         return []
     if not isinstance(found, list):
-        raise ChatMistake(f"{where}: wanted a list")
+        raise ChatRefusal(f"{where}: wanted a list")
     return found
 
 
@@ -162,30 +162,30 @@ def _text(content: object, place: int) -> str:
         parts = [one.get("text") if isinstance(one, Mapping) and one.get("type") == "text" else None for one in content]
         if all(isinstance(part, str) for part in parts):
             return "".join(part for part in parts if part)
-    raise ChatMistake(f"messages[{place}].content: wanted text; the policies of this run read neither images nor files")
+    raise ChatRefusal(f"messages[{place}].content: wanted text; the policies of this run read neither images nor files")
 
 
 def _call(call: object, names: dict[str, str], place: int) -> ToolCall:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise ChatMistake(f"messages[{place}].tool_calls: wanted objects with id and function")
+        raise ChatRefusal(f"messages[{place}].tool_calls: wanted objects with id and function")
     name = str(function.get("name") or "")
     names[str(call.get("id"))] = name
     try:
         arguments = json.loads(function.get("arguments") or "{}")
     except (TypeError, ValueError, RecursionError):
-        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are not JSON") from None
+        raise ChatRefusal(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are not JSON") from None
     if not isinstance(arguments, Mapping):
-        raise ChatMistake(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are not a JSON object")
+        raise ChatRefusal(f"messages[{place}].tool_calls: the arguments of {name!r:.40} are not a JSON object")
     return ToolCall.of(name, arguments)
 
 
 def _tool(found: object) -> ToolSpec:
     function = found.get("function") if isinstance(found, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise ChatMistake('tools: wanted objects {"type": "function", "function": {"name": ..., "parameters": ...}}')
+        raise ChatRefusal('tools: wanted objects {"type": "function", "function": {"name": ..., "parameters": ...}}')
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     try:
         return ToolSpec(function["name"], str(function.get("description") or ""), canonical_json(parameters))
     except (TypeError, ValueError) as error:
-        raise ChatMistake(f"tools: {error}") from None
+        raise ChatRefusal(f"tools: {error}") from None

@@ -31,16 +31,16 @@ import msgspec
 import structlog
 from aiohttp import WSMsgType, web
 
-from mrl.gateway.chat_wire import ChatCall, ChatMistake, check_model, completion, read_chat
-from mrl.gateway.plain_queue import PlainRequestQueue
-from mrl.gateway.plain_routes import CHAT, COMPLETIONS, GENERATE, OF_CHAT_CHUNK, PlainForm, PlainRoutes
-from mrl.gateway.plain_stream import OnPiece, chat_choices, stream_answers
-from mrl.gateway.plain_wire import as_contents, of_session
+from mrl.gateway.chat_wire import ChatCall, ChatRefusal, check_model, completion, read_chat
+from mrl.gateway.direct_queue import DirectRequestQueue
+from mrl.gateway.direct_routes import CHAT, COMPLETIONS, GENERATE, OF_CHAT_CHUNK, DirectFormat, DirectRoutes
+from mrl.gateway.direct_stream import OnPiece, chat_choices, stream_answers
+from mrl.gateway.direct_wire import as_contents, of_session
 from mrl.gateway.session import AgentSession
-from mrl.gateway.session_book import MAX_WAIT_S, SessionBook
-from mrl.gateway.strangers import Strangers
+from mrl.gateway.session_registry import MAX_WAIT_S, SessionRegistry
+from mrl.gateway.unauthenticated import UnauthenticatedConnections
 from mrl.records.codec import MAX_MESSAGE_BYTES
-from mrl.records.plain_requests import PlainAnswer, PlainPiece
+from mrl.records.direct_requests import DirectAnswer, DirectChunk
 from mrl.tasks.environments.agent_seat import FinishSeat, OfferSeat, StepSeat, read_seat, seat_reply
 from mrl.tasks.environments.contract import LIMITS, MEMORY, RAISED, TIMEOUT
 
@@ -65,24 +65,26 @@ log = structlog.get_logger()
 
 
 class Gateway:
-    """The HTTP routes over one SessionBook. Agents show `key`; environment processes and workers show `seat_key`."""
+    """The HTTP routes over one SessionRegistry. Agents show `key`; environment processes and workers show
+    `seat_key`.
+    """
 
     def __init__(
         self,
-        book: SessionBook,
+        registry: SessionRegistry,
         *,
         policies: Sequence[str],
         key: str,
         seat_key: str,
         max_body_bytes: int,
         tasks: Sequence[str] = (),
-        desk: PlainRequestQueue | None = None,
+        desk: DirectRequestQueue | None = None,
     ) -> None:
         """With a `desk`, requests outside of episodes are answered. Without `tasks`, agents may ask for any task."""
-        self._book, self._policies, self._key, self._seat_key = book, tuple(policies), key, seat_key
+        self._registry, self._policies, self._key, self._seat_key = registry, tuple(policies), key, seat_key
         self._tasks = tuple(tasks)
-        self._max_body_bytes, self._strangers = max_body_bytes, Strangers()
-        self._plain = PlainRoutes(desk)
+        self._max_body_bytes, self._strangers = max_body_bytes, UnauthenticatedConnections()
+        self._plain = DirectRoutes(desk)
         self._told: set[tuple[str, str]] = set()
         """(task, key of a request) that were logged as unheeded."""
 
@@ -111,7 +113,7 @@ class Gateway:
     def send_strangers_away(self, runner: web.AppRunner) -> None:
         """Close connections without a key that stay too long, or are too many."""
         if runner.server is not None:
-            self._book.counts["refused/stranger"] += self._strangers.send_away(runner.server.connections)
+            self._registry.counts["refused/stranger"] += self._strangers.send_away(runner.server.connections)
 
     def key_of(self, session_id: str) -> str:
         """Key of a session, derived from the run's key, which it does not reveal."""
@@ -128,22 +130,22 @@ class Gateway:
     async def _open(self, request: web.Request) -> web.Response:
         name = self._check_key(request)
         if SESSION_MARK in _bearer(request):
-            raise ChatMistake(
+            raise ChatRefusal(
                 "a session's key cannot open another session; use the run's key", code="invalid_api_key", status=401
             )
         asked = await _body(request)
         wait_s = asked.get("wait_s", MAX_WAIT_S)
         if not isinstance(wait_s, int | float) or not 0 <= wait_s <= MAX_WAIT_S:
-            raise ChatMistake(f"wait_s {wait_s!r:.40}: wanted 0 to {MAX_WAIT_S:g}")
+            raise ChatRefusal(f"wait_s {wait_s!r:.40}: wanted 0 to {MAX_WAIT_S:g}")
         policies = self._asked_policies(asked)
         if name and len(policies) > 1:
-            raise ChatMistake(f"{SESSION_HEADER}: names one session; omit it when asking for several models")
+            raise ChatRefusal(f"{SESSION_HEADER}: names one session; omit it when asking for several models")
         task, player = str(asked.get("task") or ""), str(asked.get("player") or "")
         if task and self._tasks and task not in self._tasks:  # no episode would ever wait there
-            raise ChatMistake(f"task {task!r:.80}: wanted one of {', '.join(self._tasks)}", status=404)
-        sessions = await self._book.take(policies, task=task, wait_s=wait_s, name=name, player=player)
+            raise ChatRefusal(f"task {task!r:.80}: wanted one of {', '.join(self._tasks)}", status=404)
+        sessions = await self._registry.take(policies, task=task, wait_s=wait_s, name=name, player=player)
         if not sessions:
-            answer = ChatMistake("no episode is available; try again", code="none").as_json()
+            answer = ChatRefusal("no episode is available; try again", code="none").as_json()
             return web.json_response(answer, status=503, headers={"Retry-After": "1"})
         told = [self._told_session(session) for session in sessions]
         return web.json_response({"sessions": told} if "models" in asked else told[0])
@@ -152,7 +154,7 @@ class Gateway:
         session_id = self._check_key(request)
         if not session_id:
             return await self._plain.answer(request, await _body(request), CHAT)
-        session = self._book.session(session_id)
+        session = self._registry.session(session_id)
         call = read_chat(await _body(request), models=(session.policy, ANY_POLICY))
         self._tell_unheeded(session.task, call)
         created_s = int(time.time())
@@ -167,22 +169,22 @@ class Gateway:
                 head=lambda number: {"id": _turn_id(session, number), **head},
             )
         number, turn, said = await session.ask(call)
-        self._book.counts["turns"] += 1
+        self._registry.counts["turns"] += 1
         call_id = _turn_id(session, number)
         answer = completion(call_id, session.policy, turn, said, created_s=created_s)
         if call.wants_logprobs and turn.sampled:
             answer["choices"][0]["logprobs"] = as_contents(turn.sampled) | {"refusal": None}
         return web.json_response(answer)
 
-    async def _streamed(self, session: AgentSession, call: ChatCall, on_piece: OnPiece) -> PlainAnswer:
-        """Return the policy's turn as a PlainAnswer, with the number of the turn as its version."""
+    async def _streamed(self, session: AgentSession, call: ChatCall, on_piece: OnPiece) -> DirectAnswer:
+        """Return the policy's turn as a DirectAnswer, with the number of the turn as its version."""
 
         def grew(number: int, text: str) -> None:
-            on_piece(PlainPiece(request_id="", version=number, text=text))
+            on_piece(DirectChunk(request_id="", version=number, text=text))
 
         number, turn, said = await session.ask(call, grew)
-        self._book.counts["turns"] += 1
-        return PlainAnswer(
+        self._registry.counts["turns"] += 1
+        return DirectAnswer(
             request_id="",
             version=number,
             num_given_tokens=0,
@@ -192,21 +194,21 @@ class Gateway:
             is_cut=turn.is_cut,
         )
 
-    async def _bare(self, form: PlainForm, request: web.Request) -> web.StreamResponse:
+    async def _bare(self, form: DirectFormat, request: web.Request) -> web.StreamResponse:
         session_id, body = self._check_key(request), await _body(request)
         if not session_id:
             return await self._plain.answer(request, body, form)
-        session, plain = self._book.session(session_id), form.read(body)
+        session, plain = self._registry.session(session_id), form.read(body)
         check_model(plain.model, (session.policy, ANY_POLICY))
         call = of_session(plain, body)
         self._tell_unheeded(session.task, call)
         head = {"created": int(time.time()), "model": session.policy}
 
-        async def asking(on_piece: OnPiece) -> PlainAnswer:
+        async def asking(on_piece: OnPiece) -> DirectAnswer:
             answer = await self._streamed(session, call, on_piece)
             if form is GENERATE and not answer.sampled:
                 words = f"the turn has more than {LIMITS.sampled:,} tokens; use /v1/completions to get it as text"
-                raise ChatMistake(words, code="too_long")
+                raise ChatRefusal(words, code="too_long")
             return answer
 
         if call.is_streamed:
@@ -225,7 +227,7 @@ class Gateway:
         session = self._session_in_path(request)
         value = (await _body(request)).get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ChatMistake(f"reward {value!r:.40}: wanted a number")
+            raise ChatRefusal(f"reward {value!r:.40}: wanted a number")
         session.reward(float(value))
         return web.json_response({"id": session.session_id, "reward": value})
 
@@ -234,7 +236,7 @@ class Gateway:
         told = await _body(request)
         words, kind = str(told.get("reason") or "no reason given"), told.get("kind", RAISED)
         if kind not in AGENT_FAILURES:
-            raise ChatMistake(f"kind {kind!r:.40}: wanted one of {', '.join(AGENT_FAILURES)}")
+            raise ChatRefusal(f"kind {kind!r:.40}: wanted one of {', '.join(AGENT_FAILURES)}")
         session.fail(f"the agent reported a failure: {words}", kind)
         return web.json_response({"id": session.session_id})
 
@@ -253,7 +255,7 @@ class Gateway:
                     break
                 match read_seat(message.data):
                     case OfferSeat(policy=policy, task=task, row=row):
-                        session = self._book.offer(policy, task, row)
+                        session = self._registry.offer(policy, task, row)
                         reply = session.opened()
                     case StepSeat(turn=turn) if session is not None:
                         reply = session.step(turn)
@@ -268,31 +270,31 @@ class Gateway:
             if waiting is not None:
                 waiting.cancel()
             if session is not None:
-                self._book.leave(session)
+                self._registry.leave(session)
         return socket
 
     async def _worker(self, request: web.Request) -> web.WebSocketResponse:
         self._check_seat_key(request)
-        return await self._plain.serve_worker(request, self._book.grew)
+        return await self._plain.serve_worker(request, self._registry.grew)
 
     # Keys, sessions and refusals.
 
     def _check_seat_key(self, request: web.Request) -> None:
         if not _is_equal(_bearer(request), self._seat_key):
-            raise ChatMistake(
+            raise ChatRefusal(
                 "wrong key; this route is for processes of the run itself", code="unauthorized", status=401
             )
         self._strangers.let_in(request)
 
     def _asked_policies(self, asked: Mapping[str, Any]) -> list[str]:
-        """Policies that a request names in `models`, or in `model`; "" stands for any policy. Raises ChatMistake."""
+        """Policies that a request names in `models`, or in `model`; "" stands for any policy. Raises ChatRefusal."""
         found = asked.get("models", [asked.get("model") or ANY_POLICY])
         known = (ANY_POLICY, *self._policies)
         if not isinstance(found, list) or not found or len(set(map(str, found))) < len(found):
-            raise ChatMistake("models: wanted a list of different policies")
+            raise ChatRefusal("models: wanted a list of different policies")
         for policy in found:
             if policy not in known:
-                raise ChatMistake(f"model {policy!r:.80}: wanted one of {', '.join(self._policies)}", status=404)
+                raise ChatRefusal(f"model {policy!r:.80}: wanted one of {', '.join(self._policies)}", status=404)
         return ["" if policy == ANY_POLICY else policy for policy in found]
 
     def _told_session(self, session: AgentSession) -> dict[str, Any]:
@@ -305,25 +307,25 @@ class Gateway:
         }
 
     def _check_key(self, request: web.Request) -> str:
-        """Check the key; return the session that the key or the header names, "" for none. Raises ChatMistake."""
+        """Check the key; return the session that the key or the header names, "" for none. Raises ChatRefusal."""
         key = _bearer(request)
         session_id = key.partition(SESSION_MARK)[0] if SESSION_MARK in key else ""
         if not _is_equal(key, self.key_of(session_id) if session_id else self._key):
-            raise ChatMistake(
+            raise ChatRefusal(
                 "wrong key; use the one in keys/gateway.key of the run folder", code="invalid_api_key", status=401
             )
         self._strangers.let_in(request)
         if (name := request.headers.get(SESSION_HEADER)) is None or session_id:
             return session_id
         if not SESSION_NAME.fullmatch(name):
-            raise ChatMistake(f"{SESSION_HEADER} {name!r:.80}: wanted 1 to 64 letters, digits, - and _")
+            raise ChatRefusal(f"{SESSION_HEADER} {name!r:.80}: wanted 1 to 64 letters, digits, - and _")
         return name
 
     def _session_in_path(self, request: web.Request) -> AgentSession:
         of_key, session_id = self._check_key(request), request.match_info["session"]
         if of_key not in ("", session_id):
-            raise ChatMistake("this is the key of another session", code="invalid_api_key", status=401)
-        return self._book.session(session_id)
+            raise ChatRefusal("this is the key of another session", code="invalid_api_key", status=401)
+        return self._registry.session(session_id)
 
     def _tell_unheeded(self, task: str, call: ChatCall) -> None:
         """Log each unheeded key once for a task; OpenAI's API has no way to tell the agent."""
@@ -338,32 +340,32 @@ class Gateway:
 
     @web.middleware
     async def _answered(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn a ChatMistake, a refusal of aiohttp, or an unexpected exception into a JSON answer; count it."""
+        """Turn a ChatRefusal, a refusal of aiohttp, or an unexpected exception into a JSON answer; count it."""
         try:
             return await handler(request)
-        except ChatMistake as mistake:
+        except ChatRefusal as mistake:
             refusal = mistake
         except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
             refusal = _no_route(request, error.status)
         except web.HTTPException as error:
             code = "too_long" if error.status == 413 else "invalid_request"
-            refusal = ChatMistake(str(error.text or error.reason), code=code, status=error.status)
+            refusal = ChatRefusal(str(error.text or error.reason), code=code, status=error.status)
         except ConnectionError:
             raise
         except Exception as error:
-            refusal = ChatMistake(f"{type(error).__name__}: {error}", code="internal", status=500)
-            if not self._book.counts["refused/internal"]:  # strangers may not fill the log
+            refusal = ChatRefusal(f"{type(error).__name__}: {error}", code="internal", status=500)
+            if not self._registry.counts["refused/internal"]:  # strangers may not fill the log
                 log.exception("internal error while answering a request")
-        self._book.counts[f"refused/{refusal.code}"] += 1
+        self._registry.counts[f"refused/{refusal.code}"] += 1
         return web.json_response(refusal.as_json(), status=refusal.status)
 
 
-def _no_route(request: web.Request, status: int) -> ChatMistake:
+def _no_route(request: web.Request, status: int) -> ChatRefusal:
     """Refuse a route that the gateway lacks, such as many of OpenAI's API; the refusal lists the routes for clients."""
     resources = ((route.method, route.resource) for route in request.app.router.routes() if route.resource)
     routes = [f"{method} {one.canonical}" for method, one in resources if method != "HEAD"]
     told = ", ".join(route for route in routes if not route.endswith(OF_RUN))
-    return ChatMistake(
+    return ChatRefusal(
         f"no route {request.method} {request.path:.80}; available: {told}", code="no_route", status=status
     )
 
@@ -386,13 +388,13 @@ def _is_equal(key: str, wanted: str) -> bool:
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
-    """Read the JSON object of a request. Raises ChatMistake for any other body; aiohttp refuses a body too long."""
+    """Read the JSON object of a request. Raises ChatRefusal for any other body; aiohttp refuses a body too long."""
     try:
         found = json.loads(await request.read() or b"{}")
     except web.RequestPayloadError as error:
-        raise ChatMistake(f"the body cannot be read: {' '.join(str(error).split())}") from None
+        raise ChatRefusal(f"the body cannot be read: {' '.join(str(error).split())}") from None
     except (ValueError, RecursionError):
-        raise ChatMistake("the body is not JSON") from None
+        raise ChatRefusal("the body is not JSON") from None
     if not isinstance(found, dict):
-        raise ChatMistake("the body is not a JSON object")
+        raise ChatRefusal("the body is not a JSON object")
     return found

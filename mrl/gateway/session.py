@@ -15,10 +15,10 @@ from typing import Any
 import structlog
 
 from mrl.errors import RecordError
-from mrl.gateway.chat_wire import ChatCall, ChatMistake, is_same, said_by
+from mrl.gateway.chat_wire import ChatCall, ChatRefusal, is_same, said_by
 from mrl.records.canonical_json import canonical_json
+from mrl.records.direct_requests import TurnChunk
 from mrl.records.episodes import Message
-from mrl.records.plain_requests import TurnPiece
 from mrl.tasks.environments.contract import (
     DONE,
     ENDS,
@@ -74,7 +74,7 @@ class AgentSession:
     is_over: bool = False
     """Whether the seat has got its last reply, or is gone."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Counts of the SessionBook; the session adds to "branches"."""
+    """Counts of the SessionRegistry; the session adds to "branches"."""
     player: str = ""
     """Name of the process that plays the episode, if the gateway started the process."""
     beside: tuple["AgentSession", ...] = ()
@@ -114,7 +114,7 @@ class AgentSession:
         self._give(turn)
         return reply
 
-    def grew(self, piece: TurnPiece) -> None:
+    def grew(self, piece: TurnChunk) -> None:
         """Pass on a piece of the turn that is being sampled. A piece that is late, or follows a gap, is dropped: the
         whole turn has its text, too."""
         if self._answer is not None and (piece.num_turns, piece.start) == (self.num_turns, len(self._grown)):
@@ -148,13 +148,13 @@ class AgentSession:
         """Return number (from 1), turn and message of the policy's next turn, after those that were asked for before.
 
         A request that is sent again gets the same turn, if it is the newest request, or if its client hung up before it
-        was given the turn. Pieces of a streamed turn go to `on_grown` first, with its number. Raises ChatMistake.
+        was given the turn. Pieces of a streamed turn go to `on_grown` first, with its number. Raises ChatRefusal.
         """
         while (asked := self._asked(call)) is None and self._answer is not None:
             await self._turn_ends(self._answer)
         if asked is not None:
             if call.wants_logprobs and not asked.call.wants_logprobs:
-                raise ChatMistake(
+                raise ChatRefusal(
                     "logprobs: the turn was first requested without them, and a repeated request gets the same answer"
                 )
             if asked.turn is self._answer:
@@ -162,7 +162,7 @@ class AgentSession:
                 on_grown(asked.number, self._grown)
             return await self._turn(asked)
         if self.ending or self.is_over or self._parting is not None:
-            raise ChatMistake(f"no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
+            raise ChatRefusal(f"no further turns: {ENDS.get(self.ending, self.ending)}", code=OVER)
         self.touched_s = self.clock()
         new = self._continued(call) if call.bare is None else ()
         is_branch = new is None
@@ -179,7 +179,7 @@ class AgentSession:
                 bare=call.bare,
             )
         except RecordError as error:
-            raise ChatMistake(str(error), code="too_long") from None
+            raise ChatRefusal(str(error), code="too_long") from None
         if is_branch:
             self._note_branch(call)
         self.said = [*([] if is_branch else self.said), *messages]
@@ -190,23 +190,23 @@ class AgentSession:
         return await self._turn(asked)
 
     def reward(self, value: float) -> None:
-        """End the episode with the agent's reward. Raises ChatMistake."""
+        """End the episode with the agent's reward. Raises ChatRefusal."""
         self._check_idle()
         if not self.num_turns and not self.ending:
             self._end(
                 EnvironmentTurn.failed(WRONG_TYPE, "the agent gave a reward before its first request to the policy")
             )
-            raise ChatMistake(
+            raise ChatRefusal(
                 "reward before the first request to the policy; the episode counts as failed", code="no_turn"
             )
         try:
             last = EnvironmentTurn(done=True, reward=value, reason=self.ending or DONE)
         except RecordError as error:
-            raise ChatMistake(str(error), code="not_finite") from None
+            raise ChatRefusal(str(error), code="not_finite") from None
         self._end(last)
 
     def fail(self, words: str, kind: str = RAISED) -> None:
-        """End an episode that its agent cannot finish, also while the policy has its turn. Raises ChatMistake.
+        """End an episode that its agent cannot finish, also while the policy has its turn. Raises ChatRefusal.
 
         `kind` is a key of `FAILURES`, `words` say why. Where the policy has had all its turns, the agent has not
         failed: such an episode has reward 0.
@@ -262,15 +262,15 @@ class AgentSession:
         """Return the messages that a request adds to the conversation; None for a branch.
 
         A branch does not repeat the conversation, adds messages of the assistant, or has other tools. After a text
-        without roles, every request with messages is a branch. Raises ChatMistake where the last message is the
+        without roles, every request with messages is a branch. Raises ChatRefusal where the last message is the
         assistant's, or the assistant has messages before the policy's first turn.
         """
         if not call.messages or call.messages[-1].role == "assistant":
-            raise ChatMistake("messages: the last message must be one to answer, not the assistant's own")
+            raise ChatRefusal("messages: the last message must be one to answer, not the assistant's own")
         known, new = call.messages[: len(self.said)], call.messages[len(self.said) :]
         is_said = any(one.role == "assistant" for one in new)
         if not self.num_turns and is_said:
-            raise ChatMistake("messages: an assistant message before the policy's first turn")
+            raise ChatRefusal("messages: an assistant message before the policy's first turn")
         has_same_tools = self._last is None or call.tools == self._last.call.tools
         goes_on = len(known) == len(self.said) and all(map(is_same, self.said, known))
         goes_on = goes_on and (self._last is None or self._last.call.bare is None)
@@ -289,16 +289,16 @@ class AgentSession:
     def _check_open(self) -> None:
         self.touched_s = self.clock()
         if self.is_over or self._parting is not None:
-            raise ChatMistake(f"the episode is over: {ENDS.get(self.ending, self.ending) or DONE}", code=OVER)
+            raise ChatRefusal(f"the episode is over: {ENDS.get(self.ending, self.ending) or DONE}", code=OVER)
 
     def _check_idle(self) -> None:
         self._check_open()
         if self._answer is not None or self._reply is None:
-            raise ChatMistake("the policy is still answering; post the reward after its answer", code="busy")
+            raise ChatRefusal("the policy is still answering; post the reward after its answer", code="busy")
 
     async def _turn_ends(self, answer: "asyncio.Future[PolicyTurn]") -> None:
         if self._num_waiting >= MAX_WAITING:
-            raise ChatMistake(
+            raise ChatRefusal(
                 f"{MAX_WAITING} requests of the session are already waiting for turns", code="busy", status=429
             )
         self._num_waiting += 1
@@ -331,7 +331,7 @@ class AgentSession:
     def _refuse(self, words: str) -> None:
         assert self._answer is not None
         self._answer.add_done_callback(asyncio.Future.exception)  # no client may be left to retrieve the exception
-        self._answer.set_exception(ChatMistake(words, code=OVER))
+        self._answer.set_exception(ChatRefusal(words, code=OVER))
         self._answer, self._last = None, None
         self.touched_s = self.clock()
 

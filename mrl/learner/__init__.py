@@ -3,7 +3,7 @@
 - `training_loop`          main loop of a learner
 - `ledger`                 which worker samples which prompt, within the staleness bound; no socket or clock
 - `intake`                 the thread that answers workers from the ledger
-- `worker_news`            progress of the workers, and the bounds of waits for them
+- `worker_activity`        progress of the workers, and the bounds of waits for them
 - `verifier_limit`         limit of the answers on which verifiers fail
 - `prompts`                curriculum, continuations of peers' episodes, reuse of groups, adaptive pace
 - `held_out_ledger`        which worker answers which held-out prompt; no socket or clock
@@ -22,7 +22,7 @@
 - `piecewise_adamw`        AdamW with moments in main memory, or in 16 bits (`stochastic_rounding`)
 - `trainer`                all updates of a step, with metrics (`token_diagnostics`, `peer_logprobs`, `step_timing`)
 - `references`             canaries: the learner's own scores that go with a version
-- `kept_rows`              files for people: answers of every step, and rows of skipped updates
+- `training_dumps`         files for people: answers of every step, and rows of skipped updates
 
 Shapes: N packed sequences of L tokens, T answer tokens of all rows of a batch, R rows.
 """

@@ -12,7 +12,7 @@ from typing import Protocol
 from mrl.errors import PeerLost
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.intake import Intake
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.regime import Regime

@@ -17,7 +17,7 @@ from mrl.learner.prompts.reuse import ReuseBuffer
 from mrl.learner.step_order import StepOrder
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version, age_versions
-from mrl.sharing.regime import Absorbed, Regime, Rescue, check_absorbed
+from mrl.sharing.regime import AbsorbResult, Regime, Rescue, check_absorbed
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,5 +195,5 @@ def _num_tokens(groups: Sequence[ScoredGroup]) -> int:
     return sum(answer.num_sampled_tokens for group in groups for answer in group.answers)
 
 
-def _order(absorbed: Absorbed) -> StepOrder:
+def _order(absorbed: AbsorbResult) -> StepOrder:
     return StepOrder(absorbed.examples, absorbed.denominators, absorbed.expansion)

@@ -13,8 +13,8 @@ import structlog
 
 from mrl.learner.held_out_ledger import Evaluated
 from mrl.learner.intake import Intake
-from mrl.learner.worker_news import WaitBounds
-from mrl.metrics.evaluation_results import tell_evaluation
+from mrl.learner.worker_activity import WaitBounds
+from mrl.metrics.evaluation_results import emit_evaluation
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation_messages import EvaluationResult, result_name
 from mrl.records.version import Version
@@ -94,7 +94,7 @@ class Evaluations:
                 **one.failures,
             )
         try:
-            tell_evaluation(one.result, self._folder, self._telemetry)
+            emit_evaluation(one.result, self._folder, self._telemetry)
         except OSError as error:
             log.error("evaluation result not written", version=str(one.version), reason=str(error))
 

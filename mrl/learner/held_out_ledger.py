@@ -10,7 +10,7 @@ from typing import NamedTuple
 from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem, WorkRequest
 from mrl.records.version import Version
-from mrl.tasks.held_out import PLAIN, HeldOutBook, Measure
+from mrl.tasks.held_out import PLAIN, HeldOutTally, Measure
 from mrl.tasks.pool import Prompt
 
 
@@ -29,8 +29,8 @@ class HeldOutLedger:
 
     def __init__(self, policy: str, measure: Measure = PLAIN) -> None:
         self._policy, self._measure = policy, measure
-        self._newest: HeldOutBook | None = None
-        self._overtaken: list[HeldOutBook] = []
+        self._newest: HeldOutTally | None = None
+        self._overtaken: list[HeldOutTally] = []
         """Earlier evaluations, whose last answers are still to come."""
         self._over: list[Evaluated] = []
 
@@ -49,7 +49,7 @@ class HeldOutLedger:
         if self._newest is not None:
             self._newest.give_up(running=False)
             self._overtaken.append(self._newest)
-        self._newest = HeldOutBook(self._policy, version, prompts, began_s=now_s, measure=self._measure)
+        self._newest = HeldOutTally(self._policy, version, prompts, began_s=now_s, measure=self._measure)
         self._settle(now_s)
 
     def lose(self, worker: str, holding: Collection[str], now_s: float) -> int:
@@ -87,7 +87,7 @@ class HeldOutLedger:
         over, self._over = self._over, []
         return over
 
-    def _books(self) -> list[HeldOutBook]:
+    def _books(self) -> list[HeldOutTally]:
         return [*self._overtaken, *([] if self._newest is None else [self._newest])]
 
     def _grant(self, request: WorkRequest, most: int) -> list[HeldOutItem]:

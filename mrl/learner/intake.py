@@ -13,7 +13,7 @@ from mrl.errors import RecordError, RoleFailed
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.ledger import IsSettled, WorkLedger, always
 from mrl.learner.verifier_limit import VerifierFailures
-from mrl.learner.worker_news import WaitBounds, WorkerNews
+from mrl.learner.worker_activity import WaitBounds, WorkerActivity
 from mrl.records.codec import decode, encode
 from mrl.records.rollouts import (
     MAX_GROUP_BYTES,
@@ -76,7 +76,7 @@ class Intake:
         self._server, self._ledger, self._clock = server, ledger, clock
         self._changed = threading.Condition()
         self._waits = Waits(clock())
-        self._news = WorkerNews.since(clock())
+        self._news = WorkerActivity.since(clock())
         self._arrivals: list[ScoredGroup] = []
         self._unjudged = VerifierFailures()
         self._notice: WeightsNotice | None = None

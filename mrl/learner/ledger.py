@@ -32,7 +32,7 @@ UNBEGUN = "unbegun_groups/"
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SamplingLimits:
     """Limits of sampling: B groups per step, at most `max_staleness_versions` ahead, `total_steps` in all.
 
     With `drop_uniform` groups of equal rewards are dropped, until `max_resampling` * B groups were sampled for a step.
@@ -56,7 +56,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Running:
+class RunningGroup:
     """A granted group that has not come back."""
 
     position: int
@@ -64,7 +64,7 @@ class Running:
 
 
 @dataclass(slots=True)
-class Ready:
+class ReadyGroup:
     """A group that can be trained on, and how many batches were formed without it."""
 
     position: int
@@ -84,7 +84,7 @@ def always(_group: ScoredGroup) -> bool:
 class WorkLedger:
     """Grants positions of the prompt order, takes groups in, forms batches. One per policy; not thread-safe."""
 
-    pace: Pace
+    pace: SamplingLimits
     prompt_at: Callable[[int], str]
     """Prompt id at a position of the seeded pass over the pool."""
     resumed_at: Version
@@ -96,8 +96,8 @@ class WorkLedger:
     """Uniform groups dropped since the last batch was taken."""
     returned: deque[int] = field(default_factory=deque)
     """Positions whose grant was lost; granted again first."""
-    running: dict[str, Running] = field(default_factory=dict)
-    ready: list[Ready] = field(default_factory=list)
+    running: dict[str, RunningGroup] = field(default_factory=dict)
+    ready: list[ReadyGroup] = field(default_factory=list)
     """Groups that can be trained on, in order of arrival."""
     last_seen_s: dict[str, float] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -179,7 +179,7 @@ class WorkLedger:
                 if self.curriculum is not None and group.continuation is None:
                     self.curriculum.note(position, group)
                 if not self._drop_uniform(group):
-                    self.ready.append(Ready(position, group))
+                    self.ready.append(ReadyGroup(position, group))
                     self.accepted += 1
         return new
 
@@ -260,7 +260,7 @@ class WorkLedger:
             position = self._next_taken()
             self.cursor = position + 1
         ticket = f"{self.resumed_at.run_epoch}.{position}"
-        self.running[ticket] = Running(position, request.worker)
+        self.running[ticket] = RunningGroup(position, request.worker)
         return WorkItem(
             ticket=ticket,
             position=position,
@@ -309,19 +309,19 @@ class WorkLedger:
         newest = self.newest
         return newest is not None and any(span.version > newest for one in group.answers for span in one.versions)
 
-    def _take_back(self, lost: Callable[[str, Running], bool]) -> None:
+    def _take_back(self, lost: Callable[[str, RunningGroup], bool]) -> None:
         for ticket in [ticket for ticket, run in self.running.items() if lost(ticket, run)]:
             self.returned.append(self.running.pop(ticket).position)
             self.counts["granted_again"] += 1
 
-    def _choose(self, step: int, is_settled: IsSettled, hold_versions: int) -> list[Ready] | None:
+    def _choose(self, step: int, is_settled: IsSettled, hold_versions: int) -> list[ReadyGroup] | None:
         """Return the B entries of the batch of `step`, or None when too few are fresh enough."""
         self.step = step
         self._drop_stale(step)
         if len(self.ready) < self.pace.groups_per_step:
             return None
 
-        def standing(entry: Ready) -> int:
+        def standing(entry: ReadyGroup) -> int:
             at_bound = step - entry.group.oldest.step >= self.pace.max_staleness_versions
             if at_bound or entry.passed_over >= hold_versions:
                 return 0

@@ -18,11 +18,11 @@ from mrl.errors import PeerLost
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.asynchronous_batching import OwnGroups, Stopping, await_groups
 from mrl.learner.intake import Intake
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
 from mrl.records.rollouts import ScoredGroup
-from mrl.sharing.regime import Asking, Regime
+from mrl.sharing.regime import PeerQuery, Regime
 
 PROMPTS_AT_ONCE = 32
 MAX_RECORDS_PER_PROMPT = 64
@@ -105,7 +105,7 @@ class SynchronousBatching:
                     raise PeerLost(f"{', '.join(late)} did not reach step {step}: {stood}{lost}")
         return False
 
-    def _hear(self, peers: ExchangeClient, how: Asking, prompt_ids: set[str], step: int) -> None:
+    def _hear(self, peers: ExchangeClient, how: PeerQuery, prompt_ids: set[str], step: int) -> None:
         ids, received = sorted(prompt_ids), list[Received]()
         with self._telemetry.awaiting("peer records", whom="exchange", bound_s=self._sync_timeout_s):
             for start in range(0, len(ids), PROMPTS_AT_ONCE):
@@ -123,7 +123,7 @@ class SynchronousBatching:
         self._regime.hear(in_fixed_order(received, prompt_ids, step, limit=how.limit), step=step)
 
     def _hear_scores(
-        self, peers: ExchangeClient, how: Asking, groups: list[ScoredGroup], step: int, stopping: Stopping
+        self, peers: ExchangeClient, how: PeerQuery, groups: list[ScoredGroup], step: int, stopping: Stopping
     ) -> None:
         """Ask for scores until all are there: only scores are made after the meeting.
 

@@ -23,11 +23,11 @@ from mrl.exchange.client import ExchangeClient
 from mrl.learner.batches import BatchMaker, PreparedStep
 from mrl.learner.evaluations import Evaluations
 from mrl.learner.intake import Intake
-from mrl.learner.kept_rows import keep_batch
 from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.step_order import StepOrder, decode_order, encode_order
 from mrl.learner.trainer import Trainer, check_forward
+from mrl.learner.training_dumps import dump_batch
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.parameters import TensorSource, weight_sources
 from mrl.records.leases import LearnerReport
@@ -258,7 +258,7 @@ class Learner:
         self._skipped += 1
         kept = ""
         if self._first:
-            kept = str(keep_batch(self._first.crash_folder, self._first.policy, self._version.step, order))
+            kept = str(dump_batch(self._first.crash_folder, self._first.policy, self._version.step, order))
             log.warning("update skipped", reason="loss or gradient not finite", rows=kept)
         if self._skipped >= MAX_SKIPPED_UPDATES:
             raise RoleFailed(

@@ -21,8 +21,8 @@ from mrl.learner.activation_offload import OffloadedInputs, locked_bytes
 from mrl.learner.forward import CHUNK_LOGITS, AnswerValues, ForwardSettings, answer_values
 from mrl.learner.packing import COLUMNS, PackedBatch
 from mrl.learner.sharding import checkpoint_blocks, transformer_blocks
-from mrl.memory_plan.lone_context import LoneContext
-from mrl.models.number_formats import ComputedIn, NumberFormat
+from mrl.memory_plan.fake_context_group import FakeContextGroup
+from mrl.models.number_formats import EmulatedPrecision, NumberFormat
 from mrl.models.row_attention import RowLayout, use_row_attention
 from mrl.models.scoring import beside_likeliest, last_logprobs, next_token_logprobs, rows_at_once
 from mrl.models.size import Microbatch, PassPeaks
@@ -89,7 +89,7 @@ def pass_peaks(
     """
     dtype = getattr(torch, precision)
     how = {"checkpointing": checkpointing, "offload": offload}
-    context = LoneContext(size=context_parallel) if context_parallel > 1 else None
+    context = FakeContextGroup(size=context_parallel) if context_parallel > 1 else None
     settings = ForwardSettings(1.0, chunk_logits=chunk_logits, context=context)
     two, three = (
         _traced(skeleton_of, batch, settings, with_entropy=with_entropy, **how)
@@ -110,8 +110,8 @@ def scoring_peak(
     weights: NumberFormat | None = "float32" if number_format == "tf32" else number_format
     passes: list[tuple[int, AbstractContextManager[Any]]] = [(rows, nullcontext())]
     if number_format is not None and weights is not None:
-        halved = ComputedIn(number_format, weights=number_format)
-        passes = [(rows, ComputedIn("float32", weights=weights)), ((rows + 1) // 2, halved)]
+        halved = EmulatedPrecision(number_format, weights=number_format)
+        passes = [(rows, EmulatedPrecision("float32", weights=weights)), ((rows + 1) // 2, halved)]
     model = skeleton(config, 2, getattr(torch, dtype))
     with FakeTensorMode(), torch.no_grad():
         without_data(model)

@@ -314,12 +314,12 @@ class PolicyMemory:
     @property
     def _begins_rows(self) -> bool:
         """Whether an episode may have several rows; true also where no folder shows the chat template yet."""
-        from mrl.models.turn_spelling import TurnSpelling
+        from mrl.models.turn_renderer import TurnRenderer
 
         if self.table.prompt.history != "template" or self.table.make is not None:
             return False
         try:
-            return self._folder is None or TurnSpelling(self._folder, self.table.prompt, eos_ids=()).drops_reasoning
+            return self._folder is None or TurnRenderer(self._folder, self.table.prompt, eos_ids=()).drops_reasoning
         except ModelFolderError:  # preflight reports it
             return False
 

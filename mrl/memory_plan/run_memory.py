@@ -24,7 +24,7 @@ from mrl.memory_plan.needs import (
 from mrl.memory_plan.policy_memory import PolicyMemory
 from mrl.processes.planning.placement import least_gpus, most_gpus
 from mrl.processes.planning.plan import Plan, ProcessSpec, planned
-from mrl.processes.planning.turns import turn_devices
+from mrl.processes.planning.time_sharing import turn_devices
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.processes.preparation.comparison_training import RunNeed
 from mrl.processes.trackers import labelled

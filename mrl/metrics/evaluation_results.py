@@ -9,7 +9,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation_messages import EvaluationResult
 
 
-def tell_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry) -> None:
+def emit_evaluation(result: EvaluationResult, folder: Path, telemetry: Telemetry) -> None:
     """Emit the numbers and sample answers of a result, and write its file into `folder`. Raises OSError."""
     values = {
         "eval/accuracy": result.accuracy,

@@ -18,7 +18,7 @@ import msgspec
 
 from mrl.files import replace_file
 from mrl.metrics.jsonl import parse_line
-from mrl.records.told_turns import ToldTurn
+from mrl.records.readable_turns import ReadableTurn
 
 LEVEL = 3
 """Level of compression: a higher level takes several times as long to save a tenth of the bytes."""
@@ -56,7 +56,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """Step of the newest version that sampled one of the tokens."""
     opening: str = ""
     """First messages of an episode as the policy was shown them, with special tokens; empty for other answers."""
-    turns: list[ToldTurn] = []
+    turns: list[ReadableTurn] = []
     """Turns of an episode after its opening, which `completion` holds as one text; empty for other answers."""
 
 

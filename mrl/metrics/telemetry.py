@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from mrl.metrics.names import is_known
-from mrl.metrics.time_spans import Activity, EndedSpan, SpanBook
+from mrl.metrics.time_spans import Activity, EndedSpan, SpanRecorder
+from mrl.records.readable_turns import ReadableTurn
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
@@ -21,7 +22,6 @@ from mrl.records.telemetry_messages import (
     SpansRecord,
     TelemetryRecord,
 )
-from mrl.records.told_turns import ToldTurn
 
 MAX_LABEL_CHARS = 200
 MAX_SAMPLE_CHARS = 20_000
@@ -69,7 +69,7 @@ class Telemetry:
         self._lock = threading.Lock()
         self._doing = _Deed("starting", "", monotonic())
         self._waits: tuple[_Wait, ...] = ()
-        self._spans = SpanBook(Activity("starting"), self._doing.since_s)
+        self._spans = SpanRecorder(Activity("starting"), self._doing.since_s)
 
     def metrics(self, step: int, values: Mapping[str, float], *, policy: str | None = None) -> None:
         """Emit values measured at `step`; `policy` is for roles that serve several policies.
@@ -101,7 +101,7 @@ class Telemetry:
         rewards: Mapping[str, float] | None = None,
         failure: str = "",
         opening: str = "",
-        turns: Sequence[ToldTurn] = (),
+        turns: Sequence[ReadableTurn] = (),
     ) -> None:
         """Emit one answer for people to read; kinds are those of `SampleRecord`. Long texts are cut."""
         self._sink(

@@ -92,7 +92,7 @@ class GoingOn:
         self.activity, self.since_s = activity, since_s
 
 
-class SpanBook:
+class SpanRecorder:
     """All lanes of one role. Callers hold a lock."""
 
     def __init__(self, activity: Activity, now_s: float) -> None:

@@ -57,7 +57,7 @@ def rounded(values: Tensor, number_format: NumberFormat) -> Tensor:
     return ((bits + half + even) >> TF32_DROPPED_BITS << TF32_DROPPED_BITS).view(torch.float32)
 
 
-class ComputedIn(TorchFunctionMode):
+class EmulatedPrecision(TorchFunctionMode):
     """Inside, models compute in the format `values`, with weights that are first rounded to the format `weights`.
 
     The operands of the running operation are in memory twice. Under FSDP each rank rounds the weights that it has

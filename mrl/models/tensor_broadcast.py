@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mrl.errors import PeerLost
 from mrl.models.tensor_file import TYPES, Place, TensorShape, check_digests, copy_tensor, digest
-from mrl.records.rollouts import Meeting
+from mrl.records.rollouts import BroadcastRendezvous
 from mrl.transport.endpoints import own_host
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def views(bucket: Sequence[TensorShape], flat: Tensor) -> Iterator[tuple[TensorS
 
 
 @dataclass(frozen=True, slots=True)
-class Seats:
+class BroadcastRanks:
     """Ranks that one engine takes in a broadcast."""
 
     num_ranks: int
@@ -91,7 +91,7 @@ class Seats:
 class IncomingTensors:
     """A version that is about to be broadcast: where its ranks meet, its tensors and their digests."""
 
-    meeting: Meeting
+    meeting: BroadcastRendezvous
     tensors: Sequence[TensorShape]
     digests: Mapping[str, str]
     """Name of a tensor -> its `mrl.models.tensor_file.digest`."""
@@ -100,7 +100,9 @@ class IncomingTensors:
 class BroadcastGroup:
     """One member's end of a broadcast's process group; all members have met once it is made."""
 
-    def __init__(self, store: dist.Store, meeting: Meeting, rank: int, *, device: torch.device = CPU) -> None:
+    def __init__(
+        self, store: dist.Store, meeting: BroadcastRendezvous, rank: int, *, device: torch.device = CPU
+    ) -> None:
         """Wait for all members; NCCL works on this `device`. Raises PeerLost when not all members are there in time."""
         self._what = f"broadcast {meeting.name}"
         with self._bounded():
@@ -195,7 +197,7 @@ def file_store(path: Path) -> dist.FileStore:
     return store
 
 
-def join(meeting: Meeting, rank: int, *, device: torch.device = CPU) -> BroadcastGroup:
+def join(meeting: BroadcastRendezvous, rank: int, *, device: torch.device = CPU) -> BroadcastGroup:
     """Join a broadcast as a receiver. Raises PeerLost."""
     try:
         if meeting.file:
@@ -248,7 +250,7 @@ def _named(keys: dist.Store, name: str, device: str) -> dist.Store:
     return dist.PrefixStore(f"{device}/", dist.PrefixStore(f"{name}/", keys))
 
 
-def _gloo(store: dist.Store, rank: int, meeting: Meeting) -> Any:
+def _gloo(store: dist.Store, rank: int, meeting: BroadcastRendezvous) -> Any:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = timedelta(seconds=STALL_S)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host(meeting.host))]

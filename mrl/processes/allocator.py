@@ -22,8 +22,8 @@ from mrl.config.run_folder import RunFolder, socket_file
 from mrl.config.schema import RunConfig
 from mrl.errors import AddressError, RecordError
 from mrl.metrics.telemetry import Telemetry
-from mrl.processes import wiring
-from mrl.processes.lease_rights import may_say
+from mrl.processes import role_runtime
+from mrl.processes.lease_rights import may_send
 from mrl.processes.unit_allocator import serve_units
 from mrl.records.codec import decode, encode
 from mrl.records.leases import allocator_request_decoder
@@ -40,12 +40,12 @@ log = structlog.get_logger()
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Share the slots until told to stop."""
-    return wiring.run_role(run_folder, ROLE, "", _serve)
+    return role_runtime.run_role(run_folder, ROLE, "", _serve)
 
 
 def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
-    stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
+    stop = role_runtime.stop_event()
+    telemetry = role_runtime.connect_telemetry(folder, ROLE, "", closing)
     table = config.allocation
     if table.units:
         server = _listen(folder, config.exchange.host)
@@ -106,7 +106,7 @@ def _answer(server: ServerSocket, core: SlotCore) -> None:
         except RecordError as error:
             log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
             continue
-        if not may_say(grant, message):
+        if not may_send(grant, message):
             server.refusals.note("impersonation", grant.name, claims=message.policy)
             continue
         for _, reply in core.handle(message, time.monotonic()):

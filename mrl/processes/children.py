@@ -18,7 +18,7 @@ import psutil
 from mrl.config.run_folder import LOCAL_FOLDER
 from mrl.fork_server import ForkedProcess, ForkServer
 from mrl.parent_death import SUPERVISOR_PID, command
-from mrl.processes import sleep_line
+from mrl.processes import sleep_channel
 from mrl.processes.planning.devices import DEVICE_ORDER
 from mrl.processes.planning.log_lines import rank_code, reason_in
 from mrl.processes.planning.plan import ProcessSpec, environment
@@ -56,7 +56,7 @@ class Child:
         self.told_to_end: signal.Signals | None = None
         """Signal by which the process was told that the run ends."""
         self.line: socket.socket | None = None
-        """This side of the socket to a worker on a unit (`sleep_line`); None for other processes."""
+        """This side of the socket to a worker on a unit (`sleep_channel`); None for other processes."""
         self._life = life or log.parent.name
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._num_lives = 0
@@ -100,7 +100,7 @@ class Child:
             with open(os.devnull, "rb") as nothing:
                 yield nothing
             return
-        self.line, its_end = sleep_line.line()
+        self.line, its_end = sleep_channel.line()
         with its_end:
             yield its_end
 
@@ -132,7 +132,7 @@ class Child:
                 continue
 
     def ask_for_stacks(self) -> None:
-        """Have the role, or the ranks below torchrun, write their stacks (`mrl.processes.wiring`)."""
+        """Have the role, or the ranks below torchrun, write their stacks (`mrl.processes.role_runtime`)."""
         if self._process is None:
             return
         for pid in (self._process.pid, *(process.pid for process in _descendants(self._process.pid))):

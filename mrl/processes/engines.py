@@ -10,25 +10,25 @@ from mrl.config.rules.unit_rules import may_sleep
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import parse_units
-from mrl.engines.bounds import bounds_of
-from mrl.engines.dialect import AdapterShape, Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Decoding, Engine, Sampling, StopStrings
 from mrl.engines.environment import engine_python
 from mrl.engines.family_limits import check_learning
+from mrl.engines.server_backend import AdapterShape, Launch, ServerBackend
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import timeouts_of
 from mrl.engines.sglang import SGLang
 from mrl.engines.sglang_launch import SPARE_TOKENS
 from mrl.engines.vllm import VLLM
 from mrl.errors import ConfigError
 from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions
 from mrl.processes.planning.unit_workers import UNIT
-from mrl.rollout.engine_turns import Movable
+from mrl.rollout.time_shared_engine import Movable
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 
 PROMPTS_LOOKED_AT = 32
-DIALECTS: dict[str, type[Dialect]] = {"vllm": VLLM, "sglang": SGLang}
+DIALECTS: dict[str, type[ServerBackend]] = {"vllm": VLLM, "sglang": SGLang}
 
 
 def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: RunFolder, role: str) -> Engine:
@@ -51,7 +51,7 @@ def build_engine(config: RunConfig, policy: str, receiver: Receiver, folder: Run
         launch=None if server.url else _launch(config, policy),
         log=folder.logs / "engines" / f"{role.replace('/', '-')}.log",
         url=server.url,
-        bounds=bounds_of(server, Path(table.model)),
+        bounds=timeouts_of(server, Path(table.model)),
     )
 
 

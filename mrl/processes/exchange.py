@@ -33,7 +33,7 @@ from mrl.exchange.limits import MIB, Limits
 from mrl.exchange.metrics import ExchangeCollector
 from mrl.exchange.replay import Replay
 from mrl.metrics.telemetry import Telemetry
-from mrl.processes import wiring
+from mrl.processes import role_runtime
 from mrl.records.exchange_messages import Stat
 from mrl.transport.endpoints import port_of, publish_endpoint, read_endpoint
 from mrl.transport.keys import load_keys
@@ -61,13 +61,13 @@ log = structlog.get_logger()
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Serve until told to stop."""
-    return wiring.run_role(run_folder, ROLE, "", _serve)
+    return role_runtime.run_role(run_folder, ROLE, "", _serve)
 
 
 def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
-    stop = wiring.stop_event()
+    stop = role_runtime.stop_event()
     limit_memory(data_bytes() + config.exchange.budget_mib * MIB + SPARE_BYTES)
-    telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
+    telemetry = role_runtime.connect_telemetry(folder, ROLE, "", closing)
     daemon = _open(config, folder)
     closing.callback(daemon.close)
     collector = ExchangeCollector(daemon.stat(), time.monotonic)

@@ -31,14 +31,14 @@ from mrl.gateway.agent_children import AgentChildren
 from mrl.gateway.agent_network import BACKLOG
 from mrl.gateway.agent_programs import AgentPrograms
 from mrl.gateway.agent_start import AgentStarts
-from mrl.gateway.kept_versions import KEPT_VERSIONS, KeptVersions
-from mrl.gateway.plain_queue import PlainRequestQueue
+from mrl.gateway.checkpoint_servers import KEPT_VERSIONS, CheckpointServers
+from mrl.gateway.direct_queue import DirectRequestQueue
 from mrl.gateway.routes import Gateway
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 from mrl.metrics.telemetry import Telemetry
-from mrl.processes import wiring
+from mrl.processes import role_runtime
 from mrl.processes.planning.plan import environment, role_argv
-from mrl.tasks.environments.agent_meeting import AGENT_KEY, ENDPOINT, SEAT_KEY
+from mrl.tasks.environments.gateway_location import AGENT_KEY, ENDPOINT, SEAT_KEY
 from mrl.transport.endpoints import port_of, publish_endpoint, reachable_host, read_endpoint
 from mrl.transport.server import check_address
 
@@ -48,19 +48,19 @@ REPORT_S = 2.0
 UNSERVED_S = 30.0
 """Seconds after which the log warns of episodes that no agent has taken; the warning repeats at this interval."""
 MIB = 1024**2
-PLAIN_COUNTS = ("requests", "answers", "tokens", "scored_tokens", "tried_again")
+DIRECT_COUNTS = ("requests", "answers", "tokens", "scored_tokens", "tried_again")
 
 log = structlog.get_logger()
 
 
 def main(run_folder: Path, policy: str, index: int) -> int:
     """Serve until told to stop."""
-    return wiring.run_role(run_folder, ROLE, "", _serve)
+    return role_runtime.run_role(run_folder, ROLE, "", _serve)
 
 
 def _serve(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
-    stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, ROLE, "", closing)
+    stop = role_runtime.stop_event()
+    telemetry = role_runtime.connect_telemetry(folder, ROLE, "", closing)
     keys = {name: kept_key(folder.keys / name) for name in (AGENT_KEY, SEAT_KEY)}
     asyncio.run(_run(config, folder, telemetry, stop, keys))
     return 0
@@ -76,17 +76,17 @@ def kept_key(path: Path) -> str:
 async def _run(
     config: RunConfig, folder: RunFolder, telemetry: Telemetry, stop: threading.Event, keys: dict[str, str]
 ) -> None:
-    book = SessionBook(idle_s=config.gateway.idle_s)
+    registry = SessionRegistry(idle_s=config.gateway.idle_s)
     shutil.rmtree(folder.path / KEPT_VERSIONS, ignore_errors=True)  # files of an earlier gateway
-    kept = KeptVersions(
+    kept = CheckpointServers(
         folder.path,
         folder.checkpoint_steps,
         most=config.gateway.kept_versions,
         start=partial(kept_version, config, folder.path),
     )
-    desk = PlainRequestQueue(config.learning, kept) if config.gateway.serve else None
+    desk = DirectRequestQueue(config.learning, kept) if config.gateway.serve else None
     gateway = Gateway(
-        book,
+        registry,
         desk=desk,
         policies=config.learning,
         tasks=[name for name, table in config.tasks.items() if table.source == "agent"],
@@ -103,10 +103,10 @@ async def _run(
         url = address.replace("tcp://", "http://") + "/v1"
         log.info("gateway listening", url=url, key=str(folder.keys / AGENT_KEY))
         starts = AgentStarts(runner, url)
-        children = AgentChildren(config.tasks, starts, book, key=keys[AGENT_KEY])
-        programs = AgentPrograms(config.tasks, starts, book, key_of=gateway.key_of)
+        children = AgentChildren(config.tasks, starts, registry, key=keys[AGENT_KEY])
+        programs = AgentPrograms(config.tasks, starts, registry, key_of=gateway.key_of)
         telemetry.doing("serving agents")
-        watched = _Watched(book, desk, children, programs, partial(gateway.send_strangers_away, runner))
+        watched = _Watched(registry, desk, children, programs, partial(gateway.send_strangers_away, runner))
         await _watch(watched, telemetry, stop)
     finally:
         if children is not None:
@@ -149,8 +149,8 @@ async def listen(runner: web.AppRunner, table: GatewayTable, endpoints: Path) ->
 
 @dataclass(frozen=True)
 class _Watched:
-    book: SessionBook
-    desk: PlainRequestQueue | None
+    registry: SessionRegistry
+    desk: DirectRequestQueue | None
     children: AgentChildren
     programs: AgentPrograms
     send_strangers_away: Callable[[], None]
@@ -164,15 +164,15 @@ class _Watched:
 
     def metrics(self) -> dict[str, float]:
         num_processes = self.children.num_alive + self.programs.num_alive
-        return metrics_of(self.book, num_processes) | (plain_metrics(self.desk) if self.desk is not None else {})
+        return metrics_of(self.registry, num_processes) | (direct_metrics(self.desk) if self.desk is not None else {})
 
 
 async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event) -> None:
-    book = watched.book
+    registry = watched.registry
     next_report_s = told_s = time.monotonic()
     while not stop.is_set():
         await watched.tend()
-        for session in book.expire():
+        for session in registry.expire():
             log.warning("agent went silent, episode abandoned", task=session.task, policy=session.policy)
         now_s = time.monotonic()
         if now_s >= next_report_s:
@@ -180,25 +180,25 @@ async def _watch(watched: _Watched, telemetry: Telemetry, stop: threading.Event)
             telemetry.metrics(0, watched.metrics())
         if now_s - told_s > UNSERVED_S:
             told_s = now_s
-            for task, since_s in book.unserved_s().items():
+            for task, since_s in registry.unserved_s().items():
                 if since_s > UNSERVED_S:
                     log.warning("episodes are waiting, but no agent takes them", task=task, since_s=round(since_s))
         await asyncio.sleep(ROUND_S)
 
 
-def metrics_of(book: SessionBook, num_processes: int) -> dict[str, float]:
+def metrics_of(registry: SessionRegistry, num_processes: int) -> dict[str, float]:
     """Return the gateway's counts as metrics: totals since its start, and current numbers."""
-    counts = {f"gateway/{name}": float(count) for name, count in sorted(book.counts.items())}
+    counts = {f"gateway/{name}": float(count) for name, count in sorted(registry.counts.items())}
     return counts | {
-        "gateway/playing": float(len(book)),
-        "gateway/offered_now": float(book.num_offered),
-        "gateway/agents_waiting": float(book.num_waiting),
+        "gateway/playing": float(len(registry)),
+        "gateway/offered_now": float(registry.num_offered),
+        "gateway/agents_waiting": float(registry.num_waiting),
         "gateway/agent_processes": float(num_processes),
     }
 
 
-def plain_metrics(desk: PlainRequestQueue) -> dict[str, float]:
+def direct_metrics(desk: DirectRequestQueue) -> dict[str, float]:
     """Return metrics of requests outside of episodes: totals since the gateway's start, and current numbers."""
-    counts = {f"gateway/plain/{name}": float(desk.counts[name]) for name in PLAIN_COUNTS}
+    counts = {f"gateway/plain/{name}": float(desk.counts[name]) for name in DIRECT_COUNTS}
     now = {"waiting": desk.num_waiting, "kept_versions": desk.kept.num_alive}
     return counts | {f"gateway/plain/{name}": float(count) for name, count in now.items()}

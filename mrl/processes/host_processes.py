@@ -10,7 +10,7 @@ from typing import Protocol
 
 from mrl.config.schema import SupervisionTable
 from mrl.fork_server import ForkServer
-from mrl.processes import sleep_line
+from mrl.processes import sleep_channel
 from mrl.processes.children import Child, is_forked
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.log_lines import ERROR_PREFIX, loud_line, without_launcher
@@ -33,7 +33,7 @@ HOST_MARGIN_S = 3.0
 """Seconds beyond `stop_s` for another host to end: its supervisor first gives its own processes `stop_s`."""
 
 
-class Told(Protocol):
+class LineSink(Protocol):
     """Receiver of a supervisor's lines for people."""
 
     def event(self, text: str, now_s: float) -> None:
@@ -55,7 +55,7 @@ class HostProcesses:
         lifecycle: Lifecycle,
         attempt: Path,
         crash: Path,
-        told: Told,
+        told: LineSink,
         life: str = "",
         forks: ForkServer | None = None,
     ) -> None:
@@ -148,12 +148,12 @@ class HostProcesses:
     def say(self, name: str, *words: object) -> bool:
         """Send a message over the socket of a placed process; return False when it cannot be sent."""
         line = self._children[name].line
-        return line is not None and sleep_line.say(line, *words)
+        return line is not None and sleep_channel.say(line, *words)
 
     def heard_from(self, name: str) -> list[str]:
         """Return the messages that a placed process has sent over its socket since the last call."""
         line = self._children[name].line
-        return [] if line is None else sleep_line.heard(line)
+        return [] if line is None else sleep_channel.heard(line)
 
     def parts(self) -> tuple[Callable[[float], None], ...]:
         """Return the parts of every turn, in order; each takes the time in seconds and may raise OSError."""

@@ -23,7 +23,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import PeerLost, RecordError
 from mrl.metrics.host_load import HostLoad
 from mrl.metrics.telemetry import Telemetry
-from mrl.processes import wiring
+from mrl.processes import role_runtime
 from mrl.processes.children import is_forked, start_forks
 from mrl.processes.host_processes import HostProcesses
 from mrl.processes.memory_use import footprint_of
@@ -35,7 +35,7 @@ from mrl.processes.planning.plan import HOST_ROLE, Plan, build_plan
 from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import check_data_here
 from mrl.processes.preparation.hub_models import check_here, located
-from mrl.processes.supervisor import MEMORY_EVERY_S, TURN_S, catch_signals, may_say
+from mrl.processes.supervisor import MEMORY_EVERY_S, TURN_S, catch_signals, may_send
 from mrl.processes.unit_node import lease_units
 from mrl.records.codec import decode, encode
 from mrl.records.host_messages import (
@@ -101,7 +101,7 @@ class Uplink:
         self._reported_s = -REPORT_S
         identity = f"{HOST_ROLE}/{host}/{self.session}"
         self._requests = RequestLink("the first host", Requests())
-        self.client: BackgroundClient = wiring.link(
+        self.client: BackgroundClient = role_runtime.link(
             folder,
             "telemetry",
             identity=identity,
@@ -194,7 +194,7 @@ class JoinedHost:
         closing.callback(self._inbox.close)
         publish_endpoint(folder.endpoints, inbox_name, self._inbox.address, self._inbox.ipc_path)
         os.environ.update(host_environment(next(one for one in plan.hosts if one.name == host)))
-        os.environ[wiring.TELEMETRY] = inbox_name
+        os.environ[role_runtime.TELEMETRY] = inbox_name
         attempt = folder.logs / order.attempt
         forks = None
         if any(map(is_forked, plan.started_by(host))):
@@ -245,7 +245,7 @@ class JoinedHost:
                 record: InboxRecord = decode(body, inbox_decoder)
             except RecordError:
                 continue
-            if not may_say(grant, record):
+            if not may_send(grant, record):
                 continue
             if isinstance(record, HeartbeatRecord):
                 self._processes.heard(record.role, record.monotonic_s, now_s)

@@ -22,39 +22,39 @@ import structlog
 from mrl.allocation.learner_reports import ReportSender
 from mrl.config.memory_savings import all_cures
 from mrl.config.policy_tables import LearnerTable, PolicyTable
-from mrl.config.run_epochs import Lives
+from mrl.config.run_epochs import RunEpochs
 from mrl.config.run_folder import RunFolder, socket_file
 from mrl.config.schema import NO_EVALUATION, RunConfig
-from mrl.engines.bounds import bounds_of, load_bound_s
+from mrl.engines.server_timeouts import load_timeout_s, timeouts_of
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.asynchronous_batching import AsynchronousBatching, Batching
 from mrl.learner.batches import BatchMaker
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
-from mrl.learner.kept_rows import sample_writer
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.learner.loss import needs_reference
 from mrl.learner.prompts.curriculum import curriculum_of
 from mrl.learner.prompts.reuse import reuse_of
 from mrl.learner.ranks.learner_turn import LearnerTurn
-from mrl.learner.ranks.meeting import MeetingPoint
 from mrl.learner.ranks.rank_place import rank_place
+from mrl.learner.ranks.rendezvous import RendezvousPoint
 from mrl.learner.ranks.world import World, join_world
 from mrl.learner.references import CanaryReferences
 from mrl.learner.sharding import read_policy
 from mrl.learner.synchronous_batching import SynchronousBatching
 from mrl.learner.trainer import Trainer
+from mrl.learner.training_dumps import sample_writer
 from mrl.learner.training_loop import FirstRank, Learner, Milestones
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.device_memory import PLAN, enough_memory
 from mrl.models.parameters import adapter_sources, weight_sources
 from mrl.models.prompting import PromptEncoder
-from mrl.processes import wiring
-from mrl.processes.episode_wiring import own_receiver, own_words
+from mrl.processes import role_runtime
+from mrl.processes.episode_setup import own_receiver, peer_renderer
 from mrl.processes.planning.plan import rank_role
-from mrl.processes.planning.turns import device_turn
+from mrl.processes.planning.time_sharing import device_turn
 from mrl.processes.weight_publishing import publisher_of
 from mrl.records.rollouts import MAX_GROUP_BYTES
 from mrl.records.version import Version
@@ -72,7 +72,7 @@ from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row
 from mrl.weights.checkpoint_saver import Saver
 from mrl.weights.checkpoint_store import MIN_KEPT, Checkpoint, CheckpointStore
-from mrl.weights.together import go_back_together
+from mrl.weights.rollback_step import roll_back_to_common_step
 from mrl.weights.training_state import restore_training
 
 GROUP_TIMEOUT_MARGIN_S = 600.0
@@ -103,14 +103,14 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         return _learn(config, folder, closing, policy, role)
 
-    return wiring.run_role(run_folder, role, policy, body)
+    return role_runtime.run_role(run_folder, role, policy, body)
 
 
 def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
-    stop = wiring.stop_event()
+    stop = role_runtime.stop_event()
     table = config.policies[policy]
     point = _meeting_point(config, folder, policy)
-    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
+    telemetry = role_runtime.connect_telemetry(folder, role, policy, closing)
     with telemetry.awaiting("ranks", whom=f"the other ranks of {policy}", bound_s=point.bound_s):
         world = join_world(table.device, timeout_s=_group_timeout_s(config, policy), point=point)
     closing.enter_context(world)
@@ -119,7 +119,7 @@ def _learn(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str
     if not turn.begin(stop.is_set):
         return STOPPED_EARLY
     receiver = own_receiver(table)
-    context = sharing_context(config, policy, receiver, own_words(config, policy, receiver))
+    context = sharing_context(config, policy, receiver, peer_renderer(config, policy, receiver))
     regime = build_regime(config.sharing, context)
     store = _store(config, folder, policy)
     with _enough_memory("at the start of the learner", policy, table), turn.getting_on():
@@ -196,7 +196,7 @@ def _store(config: RunConfig, folder: RunFolder, policy: str) -> CheckpointStore
     return CheckpointStore(folder.checkpoints(policy), policy, keep=max(keep, MIN_KEPT) if config.run.sync else keep)
 
 
-def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version, lives: Lives) -> Saver | None:
+def _saver(table: LearnerTable, world: World, store: CheckpointStore, start: Version, lives: RunEpochs) -> Saver | None:
     """Return the writer of this rank's part of checkpoints; None for a rank whose part an earlier rank holds, too."""
     if world.rank >= table.num_shards:
         return None
@@ -239,22 +239,22 @@ def _candidates(config: RunConfig, folder: RunFolder, store: CheckpointStore, po
         folder.lives(policy).check_not_lost(steps)
         return steps[::-1]
     stores = {name: _store(config, folder, name) for name in config.learning}
-    step = go_back_together(policy, stores, {name: folder.lives(name) for name in stores})
+    step = roll_back_to_common_step(policy, stores, {name: folder.lives(name) for name in stores})
     return [] if step is None else [step]
 
 
 def _group_timeout_s(config: RunConfig, policy: str) -> float:
     """Return seconds that other ranks wait for the first: as long as it may be busy without them, and a margin."""
     sync_s, table = 3 * config.run.sync_timeout_s if config.run.sync else 0.0, config.policies[policy]
-    publish_s = PUBLISHED_AND_SAVED * load_bound_s(Path(table.model))
+    publish_s = PUBLISHED_AND_SAVED * load_timeout_s(Path(table.model))
     return table.learner.data_timeout_s + sync_s + publish_s + GROUP_TIMEOUT_MARGIN_S
 
 
-def _meeting_point(config: RunConfig, folder: RunFolder, policy: str) -> MeetingPoint:
+def _meeting_point(config: RunConfig, folder: RunFolder, policy: str) -> RendezvousPoint:
     """Return where the ranks meet. Ranks on hosts that join by themselves are awaited for as long as these hosts."""
     own_s = config.policies[policy].learner.collective_timeout_s
     bound_s = max(own_s, config.launch.join_s) if config.launch.hosts_join else own_s
-    return MeetingPoint(folder.endpoints, f"ranks-{policy}", bound_s, lost_s=config.supervision.silence_s)
+    return RendezvousPoint(folder.endpoints, f"ranks-{policy}", bound_s, lost_s=config.supervision.silence_s)
 
 
 def _canary(config: RunConfig, policy: str, trainer: Trainer, first: FirstRank | None) -> CanaryReferences:
@@ -309,7 +309,7 @@ def _first_rank(
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=config.run.sync, courier=courier)
     closing.callback(intake.close)
     is_sharing = shares(config.sharing) or bool(context.voted)
-    peers = wiring.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
+    peers = role_runtime.connect_exchange(folder, f"learner/{policy}", policy, closing) if is_sharing else None
     batching = _batching(life, intake, regime, peers)
     reuse = reuse_of(config.policies[policy].learner, checkpoint.state if checkpoint else {})
     return FirstRank(
@@ -323,7 +323,7 @@ def _first_rank(
         crash_folder=folder.crash,
         telemetry=telemetry,
         allocator=_connect_allocator(folder, policy, closing),
-        on_step=sample_writer(pool, telemetry, folder.rollouts, config.run.rollouts_mib, context.spelling),
+        on_step=sample_writer(pool, telemetry, folder.rollouts, config.run.rollouts_mib, context.renderer),
         canary_prompts=_canary_prompts(pool, config.policies[policy]),
     )
 
@@ -340,11 +340,11 @@ def _evaluations(life: _Life, intake: Intake, pool: TaskPool) -> Evaluations:
     return Evaluations(intake, plan, life.folder.evaluation, life.telemetry, bounds=bounds)
 
 
-def _pace(config: RunConfig, policy: str) -> Pace:
+def _pace(config: RunConfig, policy: str) -> SamplingLimits:
     """Return the pace of sampling; a synchronous run samples every fresh group under the version that it trains."""
     table = config.policies[policy]
     objective = own_objective(table.objective, max_answer_tokens=table.rollout.max_new_tokens)
-    return Pace(
+    return SamplingLimits(
         groups_per_step=table.learner.fresh_groups,
         group_size=table.rollout.group_size,
         max_staleness_versions=0 if config.run.sync else table.learner.max_staleness_versions,
@@ -377,14 +377,14 @@ def _wait_bounds(table: PolicyTable, *, start_s: float) -> WaitBounds:
 
     `start_s`: seconds until a new process is first heard.
     """
-    engine = bounds_of(table.rollout.server, Path(table.model))
+    engine = timeouts_of(table.rollout.server, Path(table.model))
     loading_s, data_timeout_s = ENGINE_STARTS * (engine.start_s + engine.load_s), table.learner.data_timeout_s
     return WaitBounds(data_timeout_s, start_s + data_timeout_s, loading_s + data_timeout_s)
 
 
 def _connect_allocator(folder: RunFolder, policy: str, closing: ExitStack) -> ReportSender:
     sender = ReportSender(policy)
-    client = wiring.link(
+    client = role_runtime.link(
         folder,
         "allocator",
         identity=f"learner/{policy}",

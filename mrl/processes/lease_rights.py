@@ -5,7 +5,7 @@ from mrl.records.unit_messages import NodeReport
 from mrl.transport.grants import Grant
 
 
-def may_say(grant: Grant, message: UnitRequest) -> bool:
+def may_send(grant: Grant, message: UnitRequest) -> bool:
     """Whether a message names the role, the policy and the worker of the key under which it was sent."""
     if isinstance(message, NodeReport):
         return grant.role == "supervisor"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mrl.config.schema import LaunchTable
-from mrl.processes.host_processes import HOST_MARGIN_S, Told
+from mrl.processes.host_processes import HOST_MARGIN_S, LineSink
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import Plan
 from mrl.records.host_messages import HostOrder, HostReport
@@ -35,7 +35,7 @@ class OtherHosts:
     """
 
     def __init__(
-        self, plan: Plan, table: LaunchTable, lifecycle: Lifecycle, told: Told, *, attempt: str, now_s: float
+        self, plan: Plan, table: LaunchTable, lifecycle: Lifecycle, told: LineSink, *, attempt: str, now_s: float
     ) -> None:
         self._table, self._lifecycle, self._told, self._attempt = table, lifecycle, told, attempt
         self._all_hosts = [str(host) for host in plan.hosts]

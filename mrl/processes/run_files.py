@@ -3,7 +3,7 @@
 from mrl.config.run_folder import RunFolder
 from mrl.metrics.jsonl import MetricsWriter, SampleWriter
 from mrl.metrics.timeline import TimelineWriter
-from mrl.metrics.unheard import LeftFiles
+from mrl.metrics.unconfirmed_metrics import UnconfirmedMetricsReader
 from mrl.records.telemetry_messages import (
     HeartbeatRecord,
     MetricsRecord,
@@ -20,7 +20,7 @@ class RunFiles:
         self._metrics = MetricsWriter(folder.metrics_jsonl)
         self._samples = SampleWriter(folder.rollouts)
         self._timeline = TimelineWriter(folder.timeline_jsonl)
-        self.left = LeftFiles(folder.unheard, folder.metrics_jsonl)
+        self.left = UnconfirmedMetricsReader(folder.unheard, folder.metrics_jsonl)
 
     def write(self, record: TelemetryRecord) -> None:
         """Write one record. Raises RecordError when it names a place outside its folder, OSError on a full disk."""

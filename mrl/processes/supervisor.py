@@ -80,7 +80,7 @@ def _grants(spec: ProcessSpec) -> list[Grant]:
     return [*grants, Grant("worker", spec.policy)] if spec.role == "learner" else grants
 
 
-def may_say(grant: Grant, record: InboxRecord) -> bool:
+def may_send(grant: Grant, record: InboxRecord) -> bool:
     """Whether a record names its sender's own role, and the sender's policy where it has one.
 
     The supervisor of another host may send any record: it forwards those of its roles, which it has checked alike.
@@ -215,7 +215,7 @@ class Supervisor:
             except RecordError:
                 self.num_malformed += 1
                 continue
-            if not may_say(grant, record):
+            if not may_send(grant, record):
                 self.num_malformed += 1
             elif isinstance(record, HostReport):
                 self._inbox.send(client, encode(self._hosts.answer(record, time.monotonic())))

@@ -21,8 +21,8 @@ from mrl.config.unit_types import named_types
 from mrl.errors import DeviceError, RecordError
 from mrl.metrics.names import idle_metric, type_metric
 from mrl.metrics.telemetry import Telemetry
-from mrl.processes.allocator_life import AllocatorLife, begin_life
-from mrl.processes.lease_rights import may_say
+from mrl.processes.allocator_state import AllocatorState, new_allocator_state
+from mrl.processes.lease_rights import may_send
 from mrl.records.codec import decode, encode
 from mrl.records.leases import unit_request_decoder
 from mrl.records.unit_messages import NodeReport
@@ -37,9 +37,9 @@ UNSERVED_S = 600.0
 log = structlog.get_logger()
 
 
-def life_of(folder: RunFolder) -> AllocatorLife:
+def life_of(folder: RunFolder) -> AllocatorState:
     """Return a new allocator of a run. Raises RunFolderError when its number cannot be kept."""
-    return begin_life(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
+    return new_allocator_state(folder.path / "allocator.json", load_keys(folder.keys).server_public.decode())
 
 
 def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, float], now_s: float) -> UnitController:
@@ -59,7 +59,7 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
     )
 
 
-def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorLife, now_s: float) -> UnitCore:
+def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorState, now_s: float) -> UnitCore:
     """Return the allocator's core for the units and policies of a run.
 
     A host that joins by itself may bring the only units that can serve a policy. Such a policy waits as long as a host
@@ -133,7 +133,7 @@ def _answer(server: ServerSocket, core: UnitCore) -> None:
         except RecordError as error:
             log.warning("message refused", client=client.decode(errors="replace"), reason=str(error))
             continue
-        if not may_say(grant, message):
+        if not may_send(grant, message):
             server.refusals.note("impersonation", grant.name, claims=type(message).__name__)
             continue
         for reply in core.handle(message, time.monotonic()):

@@ -17,13 +17,13 @@ from mrl.config.run_folder import RunFolder
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import Unit
 from mrl.config.unit_types import seen_type
-from mrl.processes import wiring
+from mrl.processes import role_runtime
 from mrl.processes.host_processes import HostProcesses
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import HOST_ROLE, unit_worker
 from mrl.processes.planning.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
-from mrl.processes.sleep_line import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
+from mrl.processes.sleep_channel import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
 from mrl.processes.unit_memory import UnitMemory, gpu_models
 from mrl.processes.unit_processes import processes_by
 from mrl.records.codec import encode
@@ -85,7 +85,7 @@ class UnitNode:
         self._told_s = time.monotonic()
         self._requests = RequestLink("allocator", Requests())
         identity = f"{HOST_ROLE}/{host}/units" if host else f"{HOST_ROLE}/units"
-        client = wiring.link(
+        client = role_runtime.link(
             folder,
             "allocator",
             identity=identity,

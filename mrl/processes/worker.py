@@ -24,43 +24,43 @@ from mrl.alignment.receiver import Receiver
 from mrl.allocation.lease import LeaseHolder, Used
 from mrl.config.run_folder import RunFolder
 from mrl.config.schema import NO_EVALUATION, RunConfig
-from mrl.engines.bounds import load_bound_s
 from mrl.engines.engine import Engine
+from mrl.engines.server_timeouts import load_timeout_s
 from mrl.errors import EngineLost, PeerLost, RoleFailed
 from mrl.exchange.client import ExchangeClient
-from mrl.gateway.gateway_line import GatewayLine
+from mrl.gateway.gateway_connection import GatewayConnection
 from mrl.metrics.telemetry import Telemetry
 from mrl.models.prompting import PromptEncoder
-from mrl.processes import wiring
+from mrl.processes import role_runtime
 from mrl.processes.engines import answers_at_once, build_engine, check_lengths, held_out_decoding, movable
-from mrl.processes.episode_wiring import own_receiver, own_words, plain_voice, row_tokens, with_episodes
-from mrl.processes.planning.turns import device_turn
+from mrl.processes.episode_setup import direct_codec, own_receiver, peer_renderer, row_tokens, with_episodes
+from mrl.processes.planning.time_sharing import device_turn
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH
-from mrl.processes.sleep_line import WorkerLine
+from mrl.processes.sleep_channel import SleepChannel
+from mrl.records.direct_requests import TurnChunk
 from mrl.records.evaluation_messages import result_name
 from mrl.records.experience import ExperienceRecord
-from mrl.records.plain_requests import TurnPiece
 from mrl.records.rollouts import MAX_GROUP_BYTES, ScoredGroup
-from mrl.rollout.duties import Duties
-from mrl.rollout.engine_turns import EngineInTurns, Movable
-from mrl.rollout.frozen import FROZEN, FrozenLife
+from mrl.rollout.direct_serving import DirectServing
+from mrl.rollout.frozen import FROZEN, FrozenLoop
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.link import WorkerLink
+from mrl.rollout.loop_options import LoopOptions
 from mrl.rollout.peer_scoring import Scorer
-from mrl.rollout.plain_serving import PlainServing
 from mrl.rollout.sampling import Sampler
+from mrl.rollout.time_shared_engine import Movable, TimeSharedEngine
 from mrl.rollout.worker_counters import WorkerTotals
 from mrl.rollout.worker_lease import FirstTurn, LeasedAnswers, WholeBatch
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.sharing.context import sharing_context
 from mrl.sharing.regime import Author, Regime
 from mrl.sharing.regimes import build_regime, scorers
-from mrl.tasks.environments.agent_meeting import MeetingPlace
+from mrl.tasks.environments.gateway_location import GatewayLocation
 from mrl.tasks.held_out import measure_of
 from mrl.tasks.pool import TaskPool, build_pool
 from mrl.weights.canary_texts import NUM_PROMPTS, longest_row, texts_of_prompts
+from mrl.weights.frozen_manifest import describe_folder
 from mrl.weights.manifest import Manifest
-from mrl.weights.own_folder import describe_folder
 
 FLUSH_SLICE_S = 0.5
 TOKENS_PER_TOKEN = 4
@@ -74,7 +74,7 @@ def main(run_folder: Path, policy: str, index: int) -> int:
     def body(config: RunConfig, folder: RunFolder, closing: ExitStack) -> int:
         return _work(config, folder, closing, policy, role)
 
-    return wiring.run_role(run_folder, role, policy, body)
+    return role_runtime.run_role(run_folder, role, policy, body)
 
 
 def build_sampler(
@@ -83,7 +83,7 @@ def build_sampler(
     pool: TaskPool,
     make_engine: Callable[[Receiver], Engine],
     *,
-    tell: Callable[[TurnPiece], None] | None = None,
+    tell: Callable[[TurnChunk], None] | None = None,
 ) -> tuple[Sampler, Receiver]:
     """Build what answers the prompts of a pool: the engine of one policy with its tokenizer, encoder and decoding.
 
@@ -94,7 +94,7 @@ def build_sampler(
     encoder = PromptEncoder(Path(table.model), table.prompt)
     check_lengths(config, policy, pool, encoder.token_ids)
     engine = with_episodes(make_engine(receiver), config, policy, pool, receiver, tell=tell)
-    words = own_words(config, policy, receiver)
+    words = peer_renderer(config, policy, receiver)
     sampler = Sampler(
         policy,
         config.run.seed,
@@ -110,13 +110,13 @@ def build_sampler(
 
 
 def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str, role: str) -> int:
-    stop = wiring.stop_event()
-    telemetry = wiring.connect_telemetry(folder, role, policy, closing)
+    stop = role_runtime.stop_event()
+    telemetry = role_runtime.connect_telemetry(folder, role, policy, closing)
     table = config.policies[policy]
     is_server = table.rollout.engine != "embedded"
     telemetry.doing("starting")
     link = None if table.frozen else _connect_learner(folder, policy, role, closing)  # tells it that the engine starts
-    line = GatewayLine(folder.path) if config.has_gateway and not table.frozen else None
+    line = GatewayConnection(folder.path) if config.has_gateway and not table.frozen else None
     if line is not None:
         closing.callback(line.close)
     # Before the engine is there, so that the host never holds the model twice.
@@ -137,18 +137,18 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         if not stop.is_set():
             raise
         return 0
-    exchange = wiring.connect_exchange(folder, role, policy, closing)
+    exchange = role_runtime.connect_exchange(folder, role, policy, closing)
     scorer = _scorer(config, sampler, receiver, exchange)
     if table.frozen:
         assert scorer is not None, "checked before the start: a frozen policy scores"
         exchange.announce(FROZEN)
         evaluation = _frozen_evaluation(config, folder, sampler, telemetry)
-        FrozenLife(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation).run(stop.is_set)
+        FrozenLoop(scorer, sampler.engine, telemetry, manifest=own, evaluation=evaluation).run(stop.is_set)
         return 0
     assert link is not None, "a policy that learns"
     regime = build_regime(config.sharing, sharing_context(config, policy, receiver))
-    sleep_line = WorkerLine.of_this_process()
-    duties = Duties(
+    sleep_line = SleepChannel.of_this_process()
+    options = LoopOptions(
         rest=None if sleep_line is None else _UnitRest(sleep_line, lease, stop.is_set),
         max_answers=_max_answers(config, policy, lease),
         has_lost_lease=lambda: not config.run.sync and lease.is_lost(time.monotonic()),
@@ -162,7 +162,7 @@ def _work(config: RunConfig, folder: RunFolder, closing: ExitStack, policy: str,
         in_step=config.run.sync,
     )
     size, bound_s = table.rollout.group_size, _learner_bound_s(config, policy)
-    loop = RolloutLoop(sampler, link, telemetry, duties, totals, group_size=size, learner_bound_s=bound_s)
+    loop = RolloutLoop(sampler, link, telemetry, options, totals, group_size=size, learner_bound_s=bound_s)
     lease.wake(int(os.environ.get(UNIT_EPOCH, 0)), time.monotonic())
     _sample(loop, lease, sampler.engine, stop)
     return 0
@@ -174,10 +174,10 @@ def _sampler(
     policy: str,
     make_engine: Callable[[Receiver], Engine],
     *,
-    line: GatewayLine | None,
+    line: GatewayConnection | None,
     closing: ExitStack,
 ) -> tuple[Sampler, Receiver]:
-    pool = build_pool(config.tasks, config.pool, meeting=MeetingPlace(folder.path, policy))
+    pool = build_pool(config.tasks, config.pool, meeting=GatewayLocation(folder.path, policy))
     closing.callback(pool.close)
     sampler, receiver = build_sampler(config, policy, pool, make_engine, tell=None if line is None else line.send)
     closing.callback(sampler.engine.close)
@@ -214,7 +214,7 @@ def _engine(
         first.has_come()
         return movable(make())
 
-    in_turns: Engine = EngineInTurns(
+    in_turns: Engine = TimeSharedEngine(
         turn, in_first_turn, telemetry=telemetry, stopping=stopping, waits=first.is_awaited
     )
     return in_turns
@@ -234,14 +234,14 @@ def _own_folder(config: RunConfig, policy: str) -> Manifest:
 def _learner_bound_s(config: RunConfig, policy: str) -> float:
     """Return seconds longer than the policy's learner may take to give up, to start again and to load its model."""
     table, sync_s = config.policies[policy], 3 * config.run.sync_timeout_s if config.run.sync else 0.0
-    start_s = config.supervision.start_s + load_bound_s(Path(table.model))
+    start_s = config.supervision.start_s + load_timeout_s(Path(table.model))
     return 2 * table.learner.data_timeout_s + start_s + sync_s
 
 
 class _UnitRest:
     """Sleep and wake up as the node of the worker's unit orders."""
 
-    def __init__(self, line: WorkerLine, lease: LeaseHolder, stopping: Callable[[], bool]) -> None:
+    def __init__(self, line: SleepChannel, lease: LeaseHolder, stopping: Callable[[], bool]) -> None:
         self._line, self._lease, self._stopping = line, lease, stopping
         self._epoch = 0
 
@@ -292,25 +292,25 @@ def _scorer(config: RunConfig, sampler: Sampler, receiver: Receiver, exchange: E
     exchange.subscribe(["score_request"])
     longest = max(table.rollout.max_new_tokens for table in config.policies.values())
     keeps_step = config.run.sync and not config.policies[policy].frozen
-    words, most = own_words(config, policy, receiver), row_tokens(config.policies[policy])
+    words, most = peer_renderer(config, policy, receiver), row_tokens(config.policies[policy])
     return Scorer(
         sampler,
         receiver,
         exchange,
         max_answer_tokens=TOKENS_PER_TOKEN * longest,
         keeps_step=keeps_step,
-        spelling=None if words is None else replace(words, max_episode_tokens=most),
+        renderer=None if words is None else replace(words, max_episode_tokens=most),
         row_tokens=most,
     )
 
 
 def _plain_serving(
-    config: RunConfig, line: GatewayLine | None, sampler: Sampler, receiver: Receiver, *, wake: Callable[[], None]
-) -> PlainServing | None:
+    config: RunConfig, line: GatewayConnection | None, sampler: Sampler, receiver: Receiver, *, wake: Callable[[], None]
+) -> DirectServing | None:
     """Return what answers requests outside of episodes, or None; every request that arrives wakes the worker."""
     if line is None or not config.gateway.serve:
         return None
-    voice = plain_voice(config, sampler.policy, receiver)
+    codec = direct_codec(config, sampler.policy, receiver)
 
     def heard() -> None:
         sampler.engine.nudge()
@@ -318,7 +318,7 @@ def _plain_serving(
 
     line.on_heard = heard
     group_size = config.policies[sampler.policy].rollout.group_size
-    return PlainServing(line, voice, sampler.engine, share=config.gateway.share, group_size=group_size)
+    return DirectServing(line, codec, sampler.engine, share=config.gateway.share, group_size=group_size)
 
 
 def _max_answers(config: RunConfig, policy: str, lease: LeaseHolder) -> Callable[[int], int]:
@@ -350,7 +350,7 @@ def _sender(
 
 def _connect_learner(folder: RunFolder, policy: str, role: str, closing: ExitStack) -> WorkerLink:
     work = WorkerLink(role, learner=f"learner/{policy}")
-    to_learner = partial(wiring.link, folder, f"learner-{policy}", identity=role, closing=closing)
+    to_learner = partial(role_runtime.link, folder, f"learner-{policy}", identity=role, closing=closing)
     client = to_learner(on_message=work.on_message, on_tick=work.on_tick, max_message_bytes=MAX_GROUP_BYTES)
     work.open(client.post, client.restart)
     return work
@@ -362,7 +362,7 @@ def _connect_allocator(
     def used() -> Used:
         return Used(totals.tokens, totals.slot_seconds, totals.busy_s, totals.sampled_tokens, totals.full_answers)
 
-    client = wiring.link(
+    client = role_runtime.link(
         folder,
         "allocator",
         identity=role,

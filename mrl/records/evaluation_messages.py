@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mrl.records.told_turns import ToldTurn
+from mrl.records.readable_turns import ReadableTurn
 from mrl.records.version import Version
 
 
@@ -55,7 +55,7 @@ class EvaluatedAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     reward: float
     opening: str = ""
     """First messages of an episode as the policy was shown them, special tokens included; empty for a plain answer."""
-    turns: list[ToldTurn] = []
+    turns: list[ReadableTurn] = []
     """Turns of an episode after its opening; empty for a plain answer."""
 
 

@@ -182,7 +182,7 @@ class GivenAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defa
         return self.finish_reason is FinishReason.STOP
 
 
-class ToldUnits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class LikeliestUnits(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The units that a policy finds likeliest in the place of each of T tokens of a text, K units per place.
 
     A unit is the bytes of a token, which mean the same to every tokenizer; the unit of an end token is empty. 8 bytes
@@ -219,7 +219,9 @@ class ScoreRecord(Experience, frozen=True, kw_only=True, gc=False, tag="score"):
     scores: Annotated[list[TokenTrace | None], msgspec.Meta(min_length=1, max_length=MAX_SCORES)]
     """One score per answer of the request, or per turn of the policy in an episode. None for a text that the source
     cannot express in its tokens."""
-    units: Annotated[list[ToldUnits | None], msgspec.Meta(max_length=MAX_SCORES)] | msgspec.UnsetType = msgspec.UNSET
+    units: Annotated[list[LikeliestUnits | None], msgspec.Meta(max_length=MAX_SCORES)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
     """Likeliest units of each score. Unset where the request wanted none."""
 
 

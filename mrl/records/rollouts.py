@@ -21,7 +21,7 @@ from mrl.records.codec import decoder
 from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Opening, Segments
 from mrl.records.experience import Choice, Reward, SharedTurn
 from mrl.records.finish import FinishReason
-from mrl.records.told_turns import ToldTurn
+from mrl.records.readable_turns import ReadableTurn
 from mrl.records.version import Count, Name, Version, VersionSpan
 
 TokenBytes = Annotated[bytes, msgspec.Meta(max_length=4 * 1024 * 1024)]
@@ -267,7 +267,7 @@ class HeldOutAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the answer's result that was judged."""
     opening: Annotated[str, msgspec.Meta(max_length=MAX_SHOWN_CHARS)] = ""
     """First messages of an episode as the policy was shown them, special tokens included; empty for a plain answer."""
-    turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+    turns: Annotated[list[ReadableTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
     """Turns of an episode after its opening, for people to read; empty for a plain answer."""
 
 
@@ -319,7 +319,7 @@ class WeightsRequest(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"
     """Version of NCCL in the worker's process with that GPU."""
 
 
-class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+class BroadcastRendezvous(msgspec.Struct, frozen=True, kw_only=True):
     """The meeting of the ranks of one broadcast. The learner is rank 0; the ranks of one worker are consecutive."""
 
     host: Annotated[str, msgspec.Meta(max_length=300)]
@@ -341,7 +341,7 @@ class WeightsRoute(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
 
     attempt: Count
     weights: WeightsNotice
-    meeting: Meeting | None = None
+    meeting: BroadcastRendezvous | None = None
     folder: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     """Path of the manifest beside which the weights lie as files; empty where they do not."""
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from mrl.records.episodes import MAX_SEGMENTS
-from mrl.records.told_turns import ToldTurn
+from mrl.records.readable_turns import ReadableTurn
 from mrl.records.version import Count, Name
 
 
@@ -60,7 +60,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """Reason for which the verifier gave no reward."""
     opening: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
     """First messages of an episode as the policy was shown them, special tokens included; empty for a plain answer."""
-    turns: Annotated[list[ToldTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
+    turns: Annotated[list[ReadableTurn], msgspec.Meta(max_length=MAX_SEGMENTS)] = []
     """Turns of an episode after its opening; empty for a plain answer."""
 
 

@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from mrl.engines.engine import NOTHING, Generation, GenerationRequest
 from mrl.engines.segments import append_span
-from mrl.models.turn_spelling import TurnSpelling
+from mrl.models.turn_renderer import TurnRenderer
 from mrl.records.chosen_experts import Experts, joined
+from mrl.records.direct_requests import TurnChunk
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, conversation_to_read, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
-from mrl.records.plain_requests import TurnPiece
 from mrl.records.version import VersionSpan
-from mrl.rollout.bare_rows import GivenRow, spelled_turn, to_read
-from mrl.rollout.replaying import OwnVoice, TurnReplay
+from mrl.rollout.raw_prompts import RawPromptRow, spelled_turn, to_read
+from mrl.rollout.turn_replay import TurnCodec, TurnReplay
 from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn
 from mrl.tasks.verify import Verdict
 
@@ -188,23 +188,23 @@ class EpisodeInPlay:
         self.stream, self.wants_tokens = said.stream if tells else "", said.wants_tokens
         self.streamed, self.next_piece_tokens = "", 0
 
-    def more_to_tell(self, generation: Generation, voice: OwnVoice) -> list[TurnPiece]:
+    def more_to_tell(self, generation: Generation, codec: TurnCodec) -> list[TurnChunk]:
         """Return the new piece of a growing turn for its agent: a list of one piece, or of none."""
         told, num_tokens = self.streamed, generation.token_ids.size
         if num_tokens < self.next_piece_tokens:
             return []
         self.next_piece_tokens = num_tokens + num_tokens // PIECES  # all of the turn is spelled each time
-        text = voice.so_far(voice.spelling.text(generation.token_ids.tolist()), self.has_tools)
+        text = codec.so_far(codec.renderer.text(generation.token_ids.tolist()), self.has_tools)
         if len(text) <= len(told) or not text.startswith(told):
             return []
         num_turns, self.streamed = self.num_turns_in_all, text
-        return [TurnPiece(session=self.stream, num_turns=num_turns, start=len(told), text=text[len(told) :])]
+        return [TurnChunk(session=self.stream, num_turns=num_turns, start=len(told), text=text[len(told) :])]
 
-    def sampled(self, generation: Generation, message: Message, spelling: TurnSpelling) -> None:
+    def sampled(self, generation: Generation, message: Message, renderer: TurnRenderer) -> None:
         """Take in a turn that the policy sampled."""
         self.num_turns += 1
         if self.spelled is not None:
-            self.spelled += spelled_turn(generation.token_ids, spelling)
+            self.spelled += spelled_turn(generation.token_ids, renderer)
         self.conversation.append(message)
         self._put(generation.token_ids, [message], is_sampled=True, is_bare=self.is_bare)
         self.logprobs.append(generation.logprobs)
@@ -226,23 +226,23 @@ class EpisodeInPlay:
         kept = conversation_to_read(messages)
         self._put(token_ids, kept, is_sampled=False, begins_row=True, is_rewritten=True)
 
-    def given(self, row: GivenRow, spelling: TurnSpelling) -> None:
+    def given(self, row: RawPromptRow, renderer: TurnRenderer) -> None:
         """Take in an agent's text without roles, which ends the use of tools. A first text is in the prompt alone."""
         self.is_bare, self.spelled, self.tools = True, row.spelled, ()
         if self.prompt_token_ids is None:
             return
         if row.begins_row:
             self.row_at = len(self.token_ids)
-        told = [to_read(row.token_ids, spelling)]
+        told = [to_read(row.token_ids, renderer)]
         self._put(row.token_ids, told, is_sampled=False, begins_row=row.begins_row, is_bare=True)
 
-    def anew(self, spelling: TurnSpelling, messages: Sequence[Message] = ()) -> Int32s | None:
+    def anew(self, renderer: TurnRenderer, messages: Sequence[Message] = ()) -> Int32s | None:
         """Return the beginning of a new row, [P], where the template drops reasoning that the current row shows.
 
         `messages` come behind the conversation. Raises ModelFolderError.
         """
         tools = [tool.as_chat() for tool in self.tools]
-        row = spelling.anew([*self.conversation, *messages], tools, since=self.row_since)
+        row = renderer.anew([*self.conversation, *messages], tools, since=self.row_since)
         if row is None:
             return None
         token_ids, self.row_since = row

@@ -16,7 +16,7 @@ from mrl.alignment.receiver import Receiver
 from mrl.alignment.translate import translate_texts
 from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, SharedTurn
 from mrl.sharing.own_traces import digest_of
-from mrl.sharing.peer_episodes import EpisodeSpelling
+from mrl.sharing.peer_episodes import EpisodeRenderer
 
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
@@ -58,7 +58,7 @@ def foreign_answers(
     return found
 
 
-def foreign_episode(answer: GivenAnswer, receiver: Receiver, spelling: EpisodeSpelling) -> ForeignAnswer | None:
+def foreign_episode(answer: GivenAnswer, receiver: Receiver, renderer: EpisodeRenderer) -> ForeignAnswer | None:
     """Express an episode in own tokens; None for one with too much text, or that own tokens or template cannot say."""
     own = [turn for turn in answer.turns if turn.is_sampled]
     num_bytes = sum(message.num_bytes for turn in answer.turns for message in turn.messages)
@@ -66,19 +66,19 @@ def foreign_episode(answer: GivenAnswer, receiver: Receiver, spelling: EpisodeSp
         return None
     texts = list[ForeignText]()
     for place, turn in enumerate(own, 1):
-        text = _turn(turn, receiver, spelling, is_ended=place < len(own) or answer.finished)
+        text = _turn(turn, receiver, renderer, is_ended=place < len(own) or answer.finished)
         if text is None:
             return None
         texts.append(text)
-    spelled = spelling.join(answer.turns, [text.token_ids for text in texts])
+    spelled = renderer.join(answer.turns, [text.token_ids for text in texts])
     return None if isinstance(spelled, str) else ForeignAnswer(spelled.token_ids, spelled.is_sampled, texts)
 
 
-def _turn(turn: SharedTurn, receiver: Receiver, spelling: EpisodeSpelling, *, is_ended: bool) -> ForeignText | None:
-    text = spelling.text(turn.messages)
+def _turn(turn: SharedTurn, receiver: Receiver, renderer: EpisodeRenderer, *, is_ended: bool) -> ForeignText | None:
+    text = renderer.text(turn.messages)
     if isinstance(text, str):
         return None
-    token_ids = spelling.rest(text, is_begun=False, is_ended=is_ended)
+    token_ids = renderer.rest(text, is_begun=False, is_ended=is_ended)
     if not token_ids.size or receiver.completion_bytes(token_ids) != text:
         return None
     written = b"" if text == turn.messages[0].content.encode() else digest_of(text)

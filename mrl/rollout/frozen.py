@@ -18,7 +18,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.peer_scoring import Scorer
-from mrl.rollout.updates import prove
+from mrl.rollout.weight_updates import prove
 from mrl.weights.manifest import Manifest
 
 FROZEN = Version(0, 0)
@@ -34,7 +34,7 @@ PROVE_AGAIN_S = 300.0
 log = structlog.get_logger()
 
 
-class FrozenLife:
+class FrozenLoop:
     """Main loop of one worker with one engine."""
 
     def __init__(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import structlog
 
-from mrl.metrics.evaluation_results import tell_evaluation
+from mrl.metrics.evaluation_results import emit_evaluation
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.version import Version
 from mrl.rollout.held_out_answers import HeldOutShare, InFlight
 from mrl.rollout.held_out_pass import HeldOutPass
 from mrl.rollout.sampling import Sampler
-from mrl.tasks.held_out import PLAIN, HeldOutBook, Measure
+from mrl.tasks.held_out import PLAIN, HeldOutTally, Measure
 from mrl.tasks.pool import Prompt
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ class FrozenEvaluation:
     ) -> None:
         """At most `max_answers` are in flight, `share` of that beside other work; the result is a file in `folder`."""
         self._sampler, self._telemetry, self._folder, self._max_answers = sampler, telemetry, folder, max_answers
-        self._book = HeldOutBook(sampler.policy, version, prompts, began_s=time.monotonic(), measure=measure)
+        self._book = HeldOutTally(sampler.policy, version, prompts, began_s=time.monotonic(), measure=measure)
         self._share = HeldOutShare(share, group_size=0)  # the other work comes one request after another
         self._pass = HeldOutPass(sampler, telemetry, self._book)
         self._is_over = False
@@ -71,4 +71,4 @@ class FrozenEvaluation:
         if result is None or result.missing:
             log.warning("held-out prompts without an answer", policy=self._sampler.policy, **failures)
         if result is not None:
-            tell_evaluation(result, self._folder, self._telemetry)
+            emit_evaluation(result, self._folder, self._telemetry)

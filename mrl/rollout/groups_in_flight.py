@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.engines.engine import FinishedAnswer, Generation, GenerationRequest
 from mrl.errors import RoleFailed
 from mrl.records.rollouts import HeldOutItem, StaleGroup, WorkItem
 from mrl.records.version import Version
@@ -93,7 +93,7 @@ class GroupsInFlight:
             requests.append(request)
         return requests
 
-    def arrive(self, finished: Iterable[Finished]) -> list[GroupInFlight]:
+    def arrive(self, finished: Iterable[FinishedAnswer]) -> list[GroupInFlight]:
         """Take in answers; return the groups that they complete, in the order of their last answers."""
         complete = []
         for one in finished:
@@ -131,7 +131,7 @@ class GroupsInFlight:
         return items
 
 
-class Beginnings:
+class UnstartedGroups:
     """Sorts out groups in which an episode had no turn, because its environment did not begin, or was given up.
 
     Where no other groups come for long, a warning is logged, again and again.

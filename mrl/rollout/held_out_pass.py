@@ -5,8 +5,8 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer
 from mrl.rollout.groups_in_flight import GroupsInFlight
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.verifying import Verifying
-from mrl.tasks.held_out import HeldOutBook
+from mrl.rollout.verification import VerificationQueue
+from mrl.tasks.held_out import HeldOutTally
 
 SLICE_S = 0.05
 
@@ -14,9 +14,9 @@ SLICE_S = 0.05
 class HeldOutPass:
     """Answers of one evaluation that one engine samples, or that are being verified."""
 
-    def __init__(self, sampler: Sampler, telemetry: Telemetry, book: HeldOutBook) -> None:
+    def __init__(self, sampler: Sampler, telemetry: Telemetry, book: HeldOutTally) -> None:
         self._sampler, self._book = sampler, book
-        self._flights, self._verifying = GroupsInFlight(sampler), Verifying(sampler, telemetry)
+        self._flights, self._verifying = GroupsInFlight(sampler), VerificationQueue(sampler, telemetry)
 
     @property
     def in_flight(self) -> int:

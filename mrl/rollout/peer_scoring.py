@@ -17,18 +17,25 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import UNSET
 
-from mrl.alignment.next_units import tell_units
+from mrl.alignment.next_units import encode_units
 from mrl.alignment.peer_answer import MIN_LOGPROB_NATS
 from mrl.alignment.receiver import Receiver
 from mrl.engines.engine import ScoredAnswer, ScoringRequest
 from mrl.errors import TaskError
 from mrl.records.codec import pack_array
 from mrl.records.episodes import Opening
-from mrl.records.experience import ExperienceRecord, Received, ScoreRecord, ScoreRequestRecord, TokenTrace, ToldUnits
+from mrl.records.experience import (
+    ExperienceRecord,
+    LikeliestUnits,
+    Received,
+    ScoreRecord,
+    ScoreRequestRecord,
+    TokenTrace,
+)
 from mrl.records.version import Version
 from mrl.rollout.foreign_answers import ForeignAnswer, ForeignText, foreign_answers, foreign_episode
 from mrl.rollout.sampling import Sampler
-from mrl.sharing.peer_episodes import EpisodeSpelling
+from mrl.sharing.peer_episodes import EpisodeRenderer
 
 MAX_WAITING = 4096
 SERVE_S = 0.5
@@ -75,13 +82,13 @@ class Scorer:
         *,
         max_answer_tokens: int,
         keeps_step: bool,
-        spelling: EpisodeSpelling | None = None,
+        renderer: EpisodeRenderer | None = None,
         row_tokens: int = sys.maxsize,
     ) -> None:
-        """With `keeps_step` a request waits until the engine serves the version of its step. `spelling` expresses
+        """With `keeps_step` a request waits until the engine serves the version of its step. `renderer` expresses
         episodes; without it they get no score. Neither does an episode longer than `row_tokens`, opening included.
         """
-        self._sampler, self._receiver, self._exchange, self._spelling = sampler, receiver, exchange, spelling
+        self._sampler, self._receiver, self._exchange, self._renderer = sampler, receiver, exchange, renderer
         self._max_answer_tokens, self._keeps_step, self._row_tokens = max_answer_tokens, keeps_step, row_tokens
         self._waiting: deque[ScoreRequestRecord] = deque()
         self.totals = ScoringTotals()
@@ -149,7 +156,7 @@ class Scorer:
         totals.newest_step = max(totals.newest_step, request.newest.step)
         return True
 
-    def _score(self, request: ScoreRequestRecord) -> tuple[list[TokenTrace | None], list[ToldUnits | None]]:
+    def _score(self, request: ScoreRequestRecord) -> tuple[list[TokenTrace | None], list[LikeliestUnits | None]]:
         """Return the scores of all answers, and the likeliest units in their places if the request asks for any.
 
         Raises TaskError for a prompt that does not exist.
@@ -159,7 +166,7 @@ class Scorer:
         num_units = 0 if request.num_units is UNSET else request.num_units
         scoring = ScoringRequest(prompt_token_ids, [answer.token_ids for answer in given], num_units)
         scored = iter(self._sampler.engine.score_answers(scoring) if given else ())
-        traces, units = list[TokenTrace | None](), list[ToldUnits | None]()
+        traces, units = list[TokenTrace | None](), list[LikeliestUnits | None]()
         for asked, answer in zip(request.answers, answers, strict=True):
             score = None if answer is None else next(scored)
             if answer is None or score is None:
@@ -170,7 +177,7 @@ class Scorer:
             parts = zip(*(np.split(values[answer.is_scored], ends) for values in score), strict=True)
             for text, part in zip(answer.texts, map(ScoredAnswer._make, parts), strict=True):
                 traces.append(self._trace(text, part.logprobs))
-                units.append(tell_units(part.likeliest_ids, part.likeliest_logprobs, self._receiver))
+                units.append(encode_units(part.likeliest_ids, part.likeliest_logprobs, self._receiver))
         return traces, units if num_units else []
 
     def _said(self, request: ScoreRequestRecord) -> tuple[Int32s, Sequence[ForeignAnswer | None]]:
@@ -179,13 +186,13 @@ class Scorer:
         if not isinstance(request.opening, Opening):
             prompt = self._sampler.prompt_token_ids(self._sampler.pool.prompt(request.prompt_id).content)
             return prompt, foreign_answers(request.answers, self._receiver, max_tokens=self._max_answer_tokens)
-        spelling = self._spelling
-        opening = "no_spelling" if spelling is None else spelling.opening(request.opening)
-        if spelling is None or isinstance(opening, str):
+        renderer = self._renderer
+        opening = "no_spelling" if renderer is None else renderer.opening(request.opening)
+        if renderer is None or isinstance(opening, str):
             return np.zeros(0, np.int32), nothing
         room = self._row_tokens - opening.size
         found = (
-            [foreign_episode(answer, self._receiver, spelling) for answer in request.answers] if room > 0 else nothing
+            [foreign_episode(answer, self._receiver, renderer) for answer in request.answers] if room > 0 else nothing
         )
         return opening, [None if answer is None or answer.token_ids.size > room else answer for answer in found]
 
@@ -203,7 +210,7 @@ class Scorer:
         request: ScoreRequestRecord,
         version: Version,
         scores: list[TokenTrace | None],
-        units: list[ToldUnits | None],
+        units: list[LikeliestUnits | None],
     ) -> ScoreRecord:
         policy = self._sampler.policy
         return ScoreRecord(

@@ -12,6 +12,7 @@ from mrl.engines.token_sampling import answer_seeds
 from mrl.records.codec import pack_array
 from mrl.records.episodes import Opening, transcript
 from mrl.records.experience import MAX_COMPLETION_BYTES
+from mrl.records.readable_turns import readable_turns
 from mrl.records.rollouts import (
     MAX_GROUP_BYTES,
     MAX_SHOWN_CHARS,
@@ -22,7 +23,6 @@ from mrl.records.rollouts import (
     ScoredGroup,
     WorkItem,
 )
-from mrl.records.told_turns import told_turns
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
 from mrl.tasks.extract import choice_of
 from mrl.tasks.pool import TaskPool
@@ -88,7 +88,7 @@ class Sampler:
             reward=verdict.reward,
             choice=choice_of(verdict.extracted),
             opening=self._opening(episode) if episode else "",
-            turns=told_turns(episode.segments, MAX_SHOWN_CHARS) if episode else [],
+            turns=readable_turns(episode.segments, MAX_SHOWN_CHARS) if episode else [],
         )
 
     def group(

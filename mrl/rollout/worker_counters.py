@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.held_out_answers import InFlight
-from mrl.rollout.updates import Installed, Missed, Route
+from mrl.rollout.weight_updates import Installed, Missed, Route
 
 
 @dataclass

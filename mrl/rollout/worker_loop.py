@@ -11,20 +11,20 @@ from collections.abc import Callable
 
 import structlog
 
-from mrl.engines.engine import Finished
+from mrl.engines.engine import FinishedAnswer
 from mrl.errors import EngineError, EngineLost, PeerLost, RoleFailed
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, ScoredGroup, WorkItem
-from mrl.rollout.duties import Duties
-from mrl.rollout.following import WeightsFollower
-from mrl.rollout.groups_in_flight import Beginnings, GroupInFlight, GroupsInFlight, Item, UnprovedGroups
+from mrl.rollout.episode_engine import SAMPLING
+from mrl.rollout.groups_in_flight import GroupInFlight, GroupsInFlight, Item, UnprovedGroups, UnstartedGroups
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
-from mrl.rollout.playing import SAMPLING
+from mrl.rollout.loop_options import LoopOptions
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.sleep_requests import SleepRequests
-from mrl.rollout.updates import Updates
-from mrl.rollout.verifying import Verifying
+from mrl.rollout.verification import VerificationQueue
+from mrl.rollout.weight_sync import WeightSync
+from mrl.rollout.weight_updates import WeightUpdater
 from mrl.rollout.worker_counters import WorkerTotals
 
 IDLE_SLICE_S = 0.5
@@ -48,7 +48,7 @@ class RolloutLoop:
         sampler: Sampler,
         link: WorkerLink,
         telemetry: Telemetry,
-        duties: Duties,
+        options: LoopOptions,
         totals: WorkerTotals | None = None,
         *,
         group_size: int,
@@ -56,30 +56,30 @@ class RolloutLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sampler, self._engine, self._link = sampler, sampler.engine, link
-        self._telemetry, self._duties, self._clock = telemetry, duties, clock
+        self._telemetry, self._options, self._clock = telemetry, options, clock
         self._group_size = group_size
         self._learner, self._learner_bound_s = f"learner/{sampler.policy}", learner_bound_s
-        self._idle_slice_s = QUICK_SLICE_S if duties.scorer or duties.plain or duties.in_step else IDLE_SLICE_S
-        self._flights, self._beginnings, self._unproved = GroupsInFlight(sampler), Beginnings(), UnprovedGroups()
-        share = duties.held_out_share
+        self._idle_slice_s = QUICK_SLICE_S if options.scorer or options.plain or options.in_step else IDLE_SLICE_S
+        self._flights, self._beginnings, self._unproved = GroupsInFlight(sampler), UnstartedGroups(), UnprovedGroups()
+        share = options.held_out_share
         self._held_out = None if share is None else HeldOutShare(share, group_size)
-        self._updates = Updates(sampler.engine, telemetry, link=link)
-        self._verifying = Verifying(sampler, telemetry)
+        self._updates = WeightUpdater(sampler.engine, telemetry, link=link)
+        self._verifying = VerificationQueue(sampler, telemetry)
         self._again: list[WorkItem] = []
-        self._plain = duties.plain
+        self._plain = options.plain
         self._lost_in_a_row = 0
         self._is_resting = False
         """Whether answers in flight have lost their lease, and rest until there is another."""
         self._turned_s = self._worked_s = clock()
         self.totals = totals or WorkerTotals(clock())
         self.totals.started_s = clock()  # rates leave out the engine's start
-        self._following = WeightsFollower(
+        self._following = WeightSync(
             sampler.engine,
             self._updates,
             link,
             unproved=self._unproved,
             totals=self.totals,
-            max_staleness_versions=duties.max_staleness_versions,
+            max_staleness_versions=options.max_staleness_versions,
             clock=clock,
         )
         link.tell(self._progress)
@@ -99,14 +99,14 @@ class RolloutLoop:
             self._updates.close()
 
     def _turn(self) -> None:
-        if self._duties.rest is not None and self._duties.rest.is_due():
-            self._sleep(self._duties.rest)
+        if self._options.rest is not None and self._options.rest.is_due():
+            self._sleep(self._options.rest)
             return
         self._keep_lease()
-        self._following.follow(to_the_end=self._duties.in_step or self._engine.version is None)
-        if self._duties.scorer is not None and self._unproved.is_good(self._engine.version):
+        self._following.follow(to_the_end=self._options.in_step or self._engine.version is None)
+        if self._options.scorer is not None and self._unproved.is_good(self._engine.version):
             self._telemetry.doing("scoring")
-            self._duties.scorer.serve(self._unproved.is_good)
+            self._options.scorer.serve(self._unproved.is_good)
         if self._plain is not None:
             self._plain.serve(0 if self._is_resting else self._max_answers(), self._in_flight, self._unproved.is_good)
         self._hand_in()
@@ -115,9 +115,9 @@ class RolloutLoop:
         self._link.deliver(unbegun)
         self._unproved.hold(begun)
         self._give_up_stale()
-        if not (self._duties.in_step and self._flights):
+        if not (self._options.in_step and self._flights):
             self._verifying.hand_in(self._in_order(self._unproved.release()))
-        self._deliver(self._verifying.done(to_the_last=self._duties.in_step))
+        self._deliver(self._verifying.done(to_the_last=self._options.in_step))
         self._account(began_with)
 
     def _sleep(self, rest: SleepRequests) -> None:
@@ -158,7 +158,7 @@ class RolloutLoop:
         rest.awake()
 
     def _may_sample(self) -> bool:
-        if self._duties.in_step:
+        if self._options.in_step:
             notice = self._link.notice
             return not self._busy and notice is not None and notice.version == self._engine.version
         return self._engine.version is not None
@@ -171,8 +171,8 @@ class RolloutLoop:
 
     def _keep_lease(self) -> None:
         """Tell the lease what is in flight. After a loss that rests until the next lease, or is given up."""
-        if self._duties.has_lost_lease():
-            self._is_resting = self._duties.rests_unleased
+        if self._options.has_lost_lease():
+            self._is_resting = self._options.rests_unleased
             told = {"groups": len(self._flights), "given_up": not self._is_resting}
             log.warning("lease expired while this process was not running", **told)
             if not self._is_resting:
@@ -187,7 +187,7 @@ class RolloutLoop:
             self._link.give_up(list(beyond.values()))
 
     def _max_answers(self) -> int:
-        return self._duties.max_answers(0 if self._is_resting else self._num_answers)
+        return self._options.max_answers(0 if self._is_resting else self._num_answers)
 
     @property
     def _num_answers(self) -> int:
@@ -222,7 +222,7 @@ class RolloutLoop:
             return []
         if self._clock() - max(self._worked_s, self._link.answered_s) > self._learner_bound_s:
             raise PeerLost(f"no message from {self._learner} within {self._learner_bound_s:.0f} s")
-        if self._following.has_refused and (self._duties.in_step or self._engine.version is None):
+        if self._following.has_refused and (self._options.in_step or self._engine.version is None):
             with self._telemetry.awaiting("usable weights", whom=self._learner):
                 time.sleep(IDLE_SLICE_S)  # then ask all the same: the answer tells of newer weights
         what, whom = ("work", self._learner) if self._room() else ("lease", "allocator")
@@ -279,7 +279,7 @@ class RolloutLoop:
             return 0
         return max(0, self._max_answers() - self._num_answers)
 
-    def _collect(self) -> list[Finished]:
+    def _collect(self) -> list[FinishedAnswer]:
         if self._is_resting:
             with self._telemetry.awaiting("lease", whom="allocator"):
                 time.sleep(QUICK_SLICE_S)
@@ -299,13 +299,13 @@ class RolloutLoop:
         notice = self._link.notice
         if notice is None:
             return
-        stale = self._flights.give_up_stale(notice.version, self._duties.max_staleness_versions)
+        stale = self._flights.give_up_stale(notice.version, self._options.max_staleness_versions)
         if stale:
             self._engine.abort(stale)
             self._link.deliver(list(stale.values()))
 
     def _in_order(self, flights: list[GroupInFlight]) -> list[GroupInFlight]:
-        return sorted(flights, key=lambda flight: flight.number) if self._duties.in_step else flights
+        return sorted(flights, key=lambda flight: flight.number) if self._options.in_step else flights
 
     def _deliver(self, found: list[ScoredGroup | HeldOutAnswer]) -> None:
         if not found:
@@ -313,7 +313,7 @@ class RolloutLoop:
         self._lost_in_a_row = 0
         self._telemetry.doing("delivering")
         if groups := [one for one in found if isinstance(one, ScoredGroup)]:
-            self._duties.publish(groups)
+            self._options.publish(groups)
         self._link.deliver(found)
         self.totals.delivered(groups)
         held_out = (span.version.step for one in found if isinstance(one, HeldOutAnswer) for span in one.versions)
@@ -387,7 +387,7 @@ class RolloutLoop:
         }
         if usage.prompt_tokens:
             values["rollout/reused_prompt_share"] = usage.reused_prompt_tokens / usage.prompt_tokens
-        values |= self._sampler.pool.verifier_values() | dict(self._duties.losses())
-        values |= self._duties.scorer.values() if self._duties.scorer else {}
+        values |= self._sampler.pool.verifier_values() | dict(self._options.losses())
+        values |= self._options.scorer.values() if self._options.scorer else {}
         values |= self._plain.values() if self._plain else {}
         self._telemetry.metrics(step, values)

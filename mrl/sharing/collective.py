@@ -34,7 +34,7 @@ from mrl.records.experience import Experience, ExperienceRecord, Received, Value
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
-from mrl.sharing.regime import Absorbed, Asking, Author, Regime
+from mrl.sharing.regime import AbsorbResult, Author, PeerQuery, Regime
 
 
 class CollectiveParameters(PeerGroupParameters):
@@ -51,7 +51,7 @@ class CollectiveRegime(PeerGroupReader):
         if regime.asking is not None:
             kinds, age = ("vote", *regime.asking.kinds), regime.asking.max_age_versions
             oldest = None if age is None else max(age, parameters.max_age_versions)
-            self.asking: Asking | None = replace(regime.asking, kinds=kinds, max_age_versions=oldest)
+            self.asking: PeerQuery | None = replace(regime.asking, kinds=kinds, max_age_versions=oldest)
 
     def publish(self, group: ScoredGroup, author: Author) -> list[ExperienceRecord]:
         """Return the votes of a group; for a group of another task, the records of the regime."""
@@ -80,8 +80,8 @@ class CollectiveRegime(PeerGroupReader):
         """Whether every peer has voted on the prompt; for a group of another task, whether the regime says so."""
         return super().is_settled(group) if self._is_voted(group) else self._regime.is_settled(group)
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
-        """Return the regime's rows for the groups with their rewards; `Absorbed.groups` then has these groups."""
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
+        """Return the regime's rows for the groups with their rewards; `AbsorbResult.groups` then has these groups."""
         counts: defaultdict[str, float] = defaultdict(float)
         settled = [self._settled(group, step, counts) if self._is_voted(group) else group for group in groups]
         absorbed = self._regime.absorb(settled, step=step, rng=rng)

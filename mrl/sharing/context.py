@@ -8,7 +8,7 @@ from mrl.alignment.receiver import Receiver
 from mrl.config.replay_table import replay_of
 from mrl.config.schema import RunConfig
 from mrl.sharing.own_objective import OwnObjective, own_objective
-from mrl.sharing.peer_episodes import EpisodeSpelling
+from mrl.sharing.peer_episodes import EpisodeRenderer
 from mrl.sharing.recorder import SharingRecorder
 
 
@@ -34,16 +34,16 @@ class SharingContext:
     """Token limit of one turn, where the objective's limit is that of whole episodes; 0: the objective's limit."""
     max_staleness_versions: int = sys.maxsize
     """Staleness in versions beyond which own groups are not trained on."""
-    spelling: EpisodeSpelling | None = None
+    renderer: EpisodeRenderer | None = None
     """Writes the episodes of peers in the policy's tokens; None in a run without episodes."""
     recorder: SharingRecorder = field(default_factory=SharingRecorder)
     """Notes every answer of a peer that the regime reads."""
 
 
 def sharing_context(
-    config: RunConfig, policy: str, receiver: Receiver, spelling: EpisodeSpelling | None = None
+    config: RunConfig, policy: str, receiver: Receiver, renderer: EpisodeRenderer | None = None
 ) -> SharingContext:
-    """Return the context of `policy` in the run that `config` describes; `spelling` where there are episodes."""
+    """Return the context of `policy` in the run that `config` describes; `renderer` where there are episodes."""
     table, replay = config.policies[policy], replay_of(config.sharing)
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(
@@ -57,7 +57,7 @@ def sharing_context(
         voted={name: task.failed_reward for name, task in config.tasks.items() if task.is_voted},
         max_turn_tokens=table.rollout.max_new_tokens,
         max_staleness_versions=table.learner.max_staleness_versions,
-        spelling=spelling,
+        renderer=renderer,
     )
 
 

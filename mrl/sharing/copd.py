@@ -50,7 +50,7 @@ from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples
 from mrl.sharing.own_objective import clips_tokens
-from mrl.sharing.regime import Absorbed, Bools, Patience, TrainingExample
+from mrl.sharing.regime import AbsorbResult, Bools, PeerWait, TrainingExample
 from mrl.sharing.rlad import ScoreReader
 
 
@@ -104,7 +104,7 @@ class CopdRegime(ScoreReader):
 
     def __init__(self, parameters: CopdParameters, context: SharingContext) -> None:
         teachers = parameters.teachers_of(context.policy, context.others)
-        super().__init__(context, teachers, Patience(parameters.peer_hold_versions, parameters.peer_wait_s))
+        super().__init__(context, teachers, PeerWait(parameters.peer_hold_versions, parameters.peer_wait_s))
         self.parameters = parameters
         self.num_units = parameters.top_units
         own = context.objective.term
@@ -126,7 +126,7 @@ class CopdRegime(ScoreReader):
         able = [one for one in self.teachers if not teaches or group.task in teaches[one]]
         return able[zlib.crc32(f"{group.prompt_id}@{group.newest.step}".encode()) % len(able)] if able else None
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows; rows of scored answers have the teacher's log-probs, and advantage 0 where it gave none."""
         counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0, gated=0)
         lengths: list[int] = []

@@ -34,7 +34,7 @@ from mrl.sharing.own_traces import answer_bytes
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader
 from mrl.sharing.peer_traces import PeerTrace, mean_logprobs, peer_traces
-from mrl.sharing.regime import Absorbed, Component, TrainingExample
+from mrl.sharing.regime import AbsorbResult, Component, TrainingExample
 
 GRAFTED = "grafted"
 
@@ -58,7 +58,7 @@ class GraftRegime(RolloutReader):
         graft = Grafted(replace(context.objective.token_clip(), correction=None), floor=parameters.floor)
         self.components = (own, Component(GRAFTED, graft, 1.0, own.denominator, "peer", own.regularizer))
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows of the groups that stay, and the rows of the grafted groups last."""
         objective = self.context.objective
         heard = self.take_rollouts(groups)

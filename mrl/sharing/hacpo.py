@@ -39,7 +39,7 @@ from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
 from mrl.sharing.peer_traces import PeerTrace, ended_text
-from mrl.sharing.regime import Absorbed, Component, TrainingExample
+from mrl.sharing.regime import AbsorbResult, Component, TrainingExample
 
 CROSS = "cross"
 CAPABILITY_FLOOR = 1e-8
@@ -122,7 +122,7 @@ class HacpoRegime(RolloutReader):
         self.components = (context.objective.component(), Component(CROSS, cross, 1.0, "rows", "peer"))
         self._capabilities = Capabilities(window_steps=parameters.window_steps)
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows in phase 0, peers' rows in phase 1."""
         objective = self.context.objective
         peers = self.take_traces(groups, needs_trace=True)

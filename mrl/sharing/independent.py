@@ -14,7 +14,7 @@ from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
-from mrl.sharing.regime import Absorbed, Asking, Author, Patience
+from mrl.sharing.regime import AbsorbResult, Author, PeerQuery, PeerWait
 
 
 class IndependentParameters(Table):
@@ -24,8 +24,8 @@ class IndependentParameters(Table):
 class IndependentRegime:
     """Trains on own rows alone: publishes nothing and asks for nothing."""
 
-    asking: Asking | None = None
-    patience: Patience | None = None
+    asking: PeerQuery | None = None
+    patience: PeerWait | None = None
 
     def __init__(self, parameters: IndependentParameters, context: SharingContext) -> None:
         self.context = context
@@ -50,10 +50,10 @@ class IndependentRegime:
         """Return true: nobody is waited for."""
         return True
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows only."""
         own = own_examples(groups, self.context)
-        return Absorbed(own.examples, {POLICY_GRADIENT: self.context.objective.denominator(own.lengths)})
+        return AbsorbResult(own.examples, {POLICY_GRADIENT: self.context.objective.denominator(own.lengths)})
 
     def state(self) -> dict[str, Any]:
         """Return nothing: there is no state."""

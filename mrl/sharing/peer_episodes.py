@@ -18,7 +18,7 @@ from mrl.sharing.advantages import Float32s
 from mrl.sharing.regime import Bools, Int32s, TrainingExample
 
 
-class SpelledEpisode(NamedTuple):
+class RenderedEpisode(NamedTuple):
     """An episode in own tokens."""
 
     token_ids: Int32s
@@ -27,14 +27,14 @@ class SpelledEpisode(NamedTuple):
     """[T] whether a token belongs to a turn of the policy."""
 
 
-class EpisodeSpelling(Protocol):
+class EpisodeRenderer(Protocol):
     """Writes conversations of other policies in own tokens."""
 
     def opening(self, opening: Opening) -> Int32s | str:
         """Return [P] ids of the prompt of an episode that begins so, or "no_opening" where the template refuses it."""
         ...
 
-    def spell(self, turns: Sequence[SharedTurn]) -> SpelledEpisode | str:
+    def spell(self, turns: Sequence[SharedTurn]) -> RenderedEpisode | str:
         """Return the episode after its prompt, or why it cannot be written: a word to count."""
         ...
 
@@ -48,7 +48,7 @@ class EpisodeSpelling(Protocol):
         """
         ...
 
-    def join(self, turns: Sequence[SharedTurn], said: Sequence[Int32s]) -> SpelledEpisode | str:
+    def join(self, turns: Sequence[SharedTurn], said: Sequence[Int32s]) -> RenderedEpisode | str:
         """Return the episode with these ids [T] of the policy's turns, in their order; or why not, as `spell`."""
         ...
 
@@ -61,7 +61,7 @@ class PeerEpisode(NamedTuple):
     """One verified episode of a peer in own tokens."""
 
     record: EpisodeRecord
-    spelled: SpelledEpisode | None
+    spelled: RenderedEpisode | None
     """The episode in own tokens; None where it cannot be written in them."""
     rejected: str = ""
     """Why it cannot be written; "" when it can."""
@@ -107,11 +107,11 @@ class PeerEpisode(NamedTuple):
         )
 
 
-def peer_episode(record: EpisodeRecord, spelling: EpisodeSpelling | None) -> PeerEpisode:
+def peer_episode(record: EpisodeRecord, renderer: EpisodeRenderer | None) -> PeerEpisode:
     """Return a record's episode in own tokens; "no_spelling" rejects it in a policy without episodes of its own."""
-    if spelling is None:
+    if renderer is None:
         return PeerEpisode(record, None, "no_spelling")
-    spelled = spelling.spell(record.turns)
+    spelled = renderer.spell(record.turns)
     return PeerEpisode(record, None, spelled) if isinstance(spelled, str) else PeerEpisode(record, spelled)
 
 

@@ -18,7 +18,7 @@ from mrl.config.table import Table
 from mrl.records.experience import Received, RecordKind, kind_of
 from mrl.records.rollouts import ScoredGroup
 from mrl.sharing.context import SharingContext
-from mrl.sharing.regime import Asking, Patience
+from mrl.sharing.regime import PeerQuery, PeerWait
 
 
 class PeerGroupParameters(Table):
@@ -169,8 +169,8 @@ class PeerGroupReader:
     def __init__(self, kind: RecordKind, parameters: PeerGroupParameters, context: SharingContext) -> None:
         self.context, age = context, parameters.max_age_versions
         sources = (*context.peers, *context.replayed)
-        self.asking: Asking | None = Asking((kind,), max(1, len(sources)), age)
-        self.patience: Patience | None = Patience(parameters.peer_hold_versions, parameters.peer_wait_s)
+        self.asking: PeerQuery | None = PeerQuery((kind,), max(1, len(sources)), age)
+        self.patience: PeerWait | None = PeerWait(parameters.peer_hold_versions, parameters.peer_wait_s)
         self.peer_groups = PeerGroups(
             kind,
             policy=context.policy,

@@ -17,7 +17,7 @@ from mrl.sharing.own_examples import own_advantages
 from mrl.sharing.own_traces import rollout_record
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
 from mrl.sharing.peer_traces import PeerTrace, peer_traces
-from mrl.sharing.regime import Absorbed, Author, TrainingExample
+from mrl.sharing.regime import AbsorbResult, Author, TrainingExample
 
 
 def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float64s:
@@ -70,13 +70,13 @@ class RolloutReader(PeerGroupReader):
         peer_lengths: Sequence[int],
         counts: Mapping[str, float] | None = None,
         expansion: float = 1.0,
-    ) -> Absorbed:
+    ) -> AbsorbResult:
         """Return the result of `absorb`, with the counts of this step.
 
         `peer_lengths` are the lengths of all usable answers of peers, in own tokens.
         """
         sizes = {"sharing/peer_rows": float(len(peer_lengths)), "sharing/peer_tokens": float(sum(peer_lengths))}
-        return Absorbed(
+        return AbsorbResult(
             examples,
             denominators,
             forget=self.peer_groups.take_forgotten(),

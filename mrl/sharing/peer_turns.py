@@ -29,7 +29,7 @@ from mrl.records.experience import MAX_COMPLETION_BYTES, SharedAnswer, TokenTrac
 from mrl.records.finish import FinishReason
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_traces import digest_of
-from mrl.sharing.peer_episodes import EpisodeSpelling
+from mrl.sharing.peer_episodes import EpisodeRenderer
 from mrl.sharing.regime import Bools, Int32s
 
 UNTRACED = "untraced"
@@ -86,14 +86,14 @@ def aligned_episodes(
     """Return the episodes in own tokens, all in one batch; `fingerprints` name the tokenizers that cut them. Never
     raises.
 
-    Reasons of rejection: "no_spelling" in a policy without episodes; what `EpisodeSpelling` cannot write, by its word;
+    Reasons of rejection: "no_spelling" in a policy without episodes; what `EpisodeRenderer` cannot write, by its word;
     "malformed" turns; "size" for more text than may cross; "too_long" for a turn beyond `max_turn_tokens` that is not
     the last, or not written alike; and what alignment rejects in any turn.
     """
     if not answers:
         return []
-    spelling = context.spelling
-    read = [_read(one, print_, spelling) for one, print_ in zip(answers, fingerprints, strict=True)]
+    renderer = context.renderer
+    read = [_read(one, print_, renderer) for one, print_ in zip(answers, fingerprints, strict=True)]
     turns_of = [[] if isinstance(turns, str) else turns for turns in read]
     shared = [turn.shared for turns in turns_of for turn in turns if turn.shared is not None]
     batch = translate_batch(shared, context.receiver, max_tokens=max_turn_tokens)
@@ -103,11 +103,11 @@ def aligned_episodes(
     found = []
     for place, (answer, of_row) in enumerate(zip(answers, parts, strict=True)):
         turns, reason = read[place], joined.reject_reason[place]
-        if isinstance(turns, str) or spelling is None:
+        if isinstance(turns, str) or renderer is None:
             found.append(AlignedEpisode(joined, place, None, str(turns), ""))
             continue
         said = [_said(batch, part) for part in of_row]
-        row = reason or _row(answer, turns, said, spelling, max_turn_tokens=max_turn_tokens)
+        row = reason or _row(answer, turns, said, renderer, max_turn_tokens=max_turn_tokens)
         fault = next((turn.fault for turn in turns if turn.fault), "")
         usable, why = (None, row) if isinstance(row, str) else (row, "")
         found.append(AlignedEpisode(joined, place, usable, why, fault))
@@ -141,9 +141,9 @@ def believed(
     return checked, ""
 
 
-def _read(answer: SharedAnswer, fingerprint: str, spelling: EpisodeSpelling | None) -> list[PeerTurn] | str:
+def _read(answer: SharedAnswer, fingerprint: str, renderer: EpisodeRenderer | None) -> list[PeerTurn] | str:
     """Return the turns of the peer, or why they cannot be used."""
-    if spelling is None:
+    if renderer is None:
         return "no_spelling"
     if len(answer.turns) % 2 == 0 or any(one.is_sampled is not (n % 2 == 0) for n, one in enumerate(answer.turns)):
         return "malformed"
@@ -153,7 +153,7 @@ def _read(answer: SharedAnswer, fingerprint: str, spelling: EpisodeSpelling | No
     reasons = [FinishReason.STOP] * (len(own) - 1) + [answer.finish_reason]
     found = []
     for turn, reason in zip(own, reasons, strict=True):
-        text = spelling.text(turn.messages)
+        text = renderer.text(turn.messages)
         if isinstance(text, str):
             return text
         found.append(_turn(turn, text, finish_reason=reason, fingerprint=fingerprint))
@@ -243,7 +243,7 @@ def _row(
     answer: SharedAnswer,
     turns: Sequence[PeerTurn],
     shared: Sequence[_SharedPart],
-    spelling: EpisodeSpelling,
+    renderer: EpisodeRenderer,
     *,
     max_turn_tokens: int,
 ) -> EpisodeRow | str:
@@ -253,13 +253,13 @@ def _row(
         ids, is_last = part.token_ids, number == len(turns)
         if turn.rest is not None:
             is_ended = not is_last or answer.finish_reason is FinishReason.STOP
-            rest = spelling.rest(turn.rest, is_begun=ids.size > 0, is_ended=is_ended)
+            rest = renderer.rest(turn.rest, is_begun=ids.size > 0, is_ended=is_ended)
             ids = np.concatenate([ids, rest])
         if ids.size > max_turn_tokens or (part.is_short and not (is_last and turn.rest is None)):
             return "too_long"
         said.append(ids)
         is_aligned.append(np.arange(ids.size) < part.token_ids.size)
-    spelled = spelling.join(answer.turns, said)
+    spelled = renderer.join(answer.turns, said)
     if isinstance(spelled, str):
         return spelled
     aligned_T = np.zeros(spelled.token_ids.size, dtype=bool)

@@ -40,7 +40,7 @@ from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.peer_episodes import shared_turns
-from mrl.sharing.regime import Absorbed, Asking, Author, Patience
+from mrl.sharing.regime import AbsorbResult, Author, PeerQuery, PeerWait
 from mrl.sharing.rescues import Failure, PendingRescues
 
 RECORDS_PER_ASK = 16
@@ -72,12 +72,12 @@ class PrefixParameters(Table):
 class PrefixRegime:
     """Trains by the own objective on own groups, some of which go on from states that peers had reached."""
 
-    patience: Patience | None = None
+    patience: PeerWait | None = None
 
     def __init__(self, parameters: PrefixParameters, context: SharingContext) -> None:
         self.parameters, self.context = parameters, context
         self.components = (context.objective.component(),)
-        self.asking: Asking | None = Asking(("episode",), RECORDS_PER_ASK, parameters.max_age_versions)
+        self.asking: PeerQuery | None = PeerQuery(("episode",), RECORDS_PER_ASK, parameters.max_age_versions)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._growth = _Growth(parameters.growth_success_share)
@@ -123,7 +123,7 @@ class PrefixRegime:
         """Return true: a failure waits without its group."""
         return True
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows, those of continued groups among them, and the states that workers are to go on from.
 
         Without any such states and groups the rows are those of `IndependentRegime`, bit for bit, and `rng` is
@@ -135,7 +135,7 @@ class PrefixRegime:
         found = self._continuations(max(1, int(self.parameters.max_share * len(groups))), rng, counts)
         values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
         values |= {"prefix/continuations": float(len(found))} | self._values(groups)
-        return Absorbed(
+        return AbsorbResult(
             examples=own.examples,
             denominators={POLICY_GRADIENT: self.context.objective.denominator(own.lengths)},
             forget=self._pending.take_forgotten(),
@@ -223,14 +223,14 @@ class PrefixRegime:
         num_turns = (len(record.turns) + 1) // 2
         if num_turns < 2:
             return "one_turn"
-        if self.context.spelling is None:
+        if self.context.renderer is None:
             return "no_spelling"
         if self.parameters.start == "drawn":
             num_given = int(rng.integers(1, num_turns))
         else:
             num_given = max(1, num_turns - self._growth.own_turns(record.task))
         given = record.turns[: 2 * num_given]
-        spelled = self.context.spelling.spell(given)
+        spelled = self.context.renderer.spell(given)
         if isinstance(spelled, str):
             return spelled
         found = Continuation(

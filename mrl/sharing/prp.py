@@ -60,7 +60,7 @@ from mrl.sharing.own_objective import POLICY_GRADIENT, OwnObjective
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader, peer_rewards
 from mrl.sharing.peer_traces import PeerTrace, behaviour_of, mean_logprobs
-from mrl.sharing.regime import Absorbed, Component, Int32s, TrainingExample
+from mrl.sharing.regime import AbsorbResult, Component, Int32s, TrainingExample
 
 PEER_ROLLOUTS = "peer_rollouts"
 
@@ -146,7 +146,7 @@ class PrpRegime(RolloutReader):
         )
         self.components = (own, peer)
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own and peers' rows under one denominator."""
         objective = self.context.objective
         rollouts, counts = self._within_share(self.take_rollouts(groups), step)

@@ -32,7 +32,7 @@ class Component:
     """One summand of the loss: the term of its tokens, its coefficient, and the unit that its denominator counts.
 
     "rows", "tokens" and "prompts" are counted over the batch, or over the component alone, as its regime says;
-    "constant" counts every row as if it were as long as the token limit. `Absorbed.denominators` holds the value.
+    "constant" counts every row as if it were as long as the token limit. `AbsorbResult.denominators` holds the value.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Rescue:
 
 
 @dataclass(frozen=True, slots=True)
-class Absorbed:
+class AbsorbResult:
     """Result of `absorb`: the training rows of one batch, with all that goes with them.
 
     `denominators` has one entry per component of the regime: the number that divides the component's sum over the whole
@@ -202,7 +202,7 @@ class Author:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class PeerQuery:
     """The question to the exchange about prompts that `asks` returns; they are watched until they are forgotten."""
 
     kinds: tuple[RecordKind, ...]
@@ -216,7 +216,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class PeerWait:
     """Bounds of an own group's wait for peers' records about its prompt: peers are optional.
 
     While enough groups are ready, groups that peers have answered are trained first. A group that is still awaited is
@@ -242,12 +242,12 @@ class Regime(Protocol):
         ...
 
     @property
-    def patience(self) -> Patience | None:
+    def patience(self) -> PeerWait | None:
         """The bound of own groups' waits for peers. None for a regime whose groups never wait."""
         ...
 
     @property
-    def asking(self) -> Asking | None:
+    def asking(self) -> PeerQuery | None:
         """The question about the prompts that `asks` returns. None for a regime that never asks."""
         ...
 
@@ -271,7 +271,7 @@ class Regime(Protocol):
         """Whether this own group has nothing more to wait for."""
         ...
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Turn the own groups of `step` and the records that were heard into rows with credit.
 
         `step` is that of the learner's version. `rng` is the only source of chance.
@@ -307,7 +307,7 @@ def check_absorbed(absorbed: object, components: Sequence[Component]) -> None:
     def refused(got: object, wanted: str) -> PluginError:
         return PluginError("the result of absorb cannot be trained on", where="sharing.regime", got=got, wanted=wanted)
 
-    if not isinstance(absorbed, Absorbed):
+    if not isinstance(absorbed, AbsorbResult):
         raise refused(absorbed, "a mrl.sharing.regime.Absorbed, as self.absorbed(...) returns it")
     if sorted(absorbed.denominators) != names or not all(value > 0 for value in absorbed.denominators.values()):
         raise refused(absorbed.denominators, f"denominators above 0, one for each component: {', '.join(names)}")

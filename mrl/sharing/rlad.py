@@ -39,7 +39,7 @@ from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT, clips_tokens
 from mrl.sharing.own_traces import answer_bytes, last_reason
 from mrl.sharing.peer_episodes import shared_turns
-from mrl.sharing.regime import Absorbed, Asking, Author, Patience, TrainingExample
+from mrl.sharing.regime import AbsorbResult, Author, PeerQuery, PeerWait, TrainingExample
 from mrl.sharing.teacher_traces import UNSCORED, num_scores, teacher_traces
 
 MAX_OPEN = 4096
@@ -84,13 +84,13 @@ class ScoreReader:
     num_units = 0
     """Units that teachers are asked to tell for each place."""
 
-    def __init__(self, context: SharingContext, teachers: Sequence[str], patience: Patience) -> None:
+    def __init__(self, context: SharingContext, teachers: Sequence[str], patience: PeerWait) -> None:
         self.context = context
         self.teachers = tuple(teachers)
-        self.asking: Asking | None = None
-        self.patience: Patience | None = None
+        self.asking: PeerQuery | None = None
+        self.patience: PeerWait | None = None
         if teachers:
-            self.asking = Asking(("score",), SCORES_PER_ASK, None, scorer=", ".join(teachers))
+            self.asking = PeerQuery(("score",), SCORES_PER_ASK, None, scorer=", ".join(teachers))
             self.patience = patience
         self._open: dict[str, _Asked] = {}
         """Request id -> open request. Requests about groups that were dropped are closed once these are too stale to be
@@ -198,11 +198,11 @@ class ScoreReader:
             scored.append(row)
         return scored
 
-    def absorbed(self, examples: list[TrainingExample], lengths: list[int], counts: Counter[str]) -> Absorbed:
+    def absorbed(self, examples: list[TrainingExample], lengths: list[int], counts: Counter[str]) -> AbsorbResult:
         """Return a step of own rows without the masked ones; `lengths` are the tokens of every answer that is not
         masked.
         """
-        return Absorbed(
+        return AbsorbResult(
             [row for row in examples if row.weights.any()],
             {POLICY_GRADIENT: self.context.objective.denominator(lengths)},
             forget=self._take_forgotten(),
@@ -249,7 +249,7 @@ class RladRegime(ScoreReader):
 
     def __init__(self, parameters: RladParameters, context: SharingContext) -> None:
         teachers = parameters.teachers_of(context.policy, context.others)
-        super().__init__(context, teachers, Patience(parameters.peer_hold_versions, parameters.peer_wait_s))
+        super().__init__(context, teachers, PeerWait(parameters.peer_hold_versions, parameters.peer_wait_s))
         self.parameters = parameters
         self.components = (context.objective.component(term=_term(parameters, context) if teachers else None),)
 
@@ -257,7 +257,7 @@ class RladRegime(ScoreReader):
         """Return the one teacher; None for a group whose advantages are all 0."""
         return self.teachers[0] if own_advantages(group, self.context.objective).any() else None
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows; rows of scored answers have the teacher's log-probs."""
         counts: Counter[str] = Counter(asked=0, scored=0, absent=0, unscored=0)
         examples: list[TrainingExample] = []

@@ -37,12 +37,12 @@ from mrl.sharing.own_traces import trace_of
 from mrl.sharing.peer_episodes import PeerEpisode, peer_episode, said_in, shared_turns
 from mrl.sharing.peer_traces import PeerTrace, peer_traces
 from mrl.sharing.regime import (
-    Absorbed,
-    Asking,
+    AbsorbResult,
     Author,
     Component,
     DenominatorKind,
-    Patience,
+    PeerQuery,
+    PeerWait,
     Rescue,
     TrainingExample,
 )
@@ -86,7 +86,7 @@ class SgtParameters(Table):
 class SgtRegime:
     """Trains by the own objective on own groups, and imitates peers' successes as rescues."""
 
-    patience: Patience | None = None
+    patience: PeerWait | None = None
 
     def __init__(self, parameters: SgtParameters, context: SharingContext) -> None:
         self.parameters = parameters
@@ -94,7 +94,7 @@ class SgtRegime:
         kind = DENOMINATORS[parameters.normaliser]
         rescue = Component(RESCUE, Imitation(), parameters.lambda_, kind, "peer")
         self.components = (context.objective.component(), rescue)
-        self.asking: Asking | None = Asking(("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions)
+        self.asking: PeerQuery | None = PeerQuery(("outcome", "episode"), RECORDS_PER_ASK, parameters.max_age_versions)
         self._heard: deque[Received] = deque(maxlen=MAX_HEARD)
         self._num_overflown = 0
         self._droppable: set[str] = set()
@@ -132,7 +132,7 @@ class SgtRegime:
         """Return true: a failure waits without its group."""
         return True
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows, and the rescues that were heard.
 
         Without a rescue the rows are those of `IndependentRegime`, bit for bit, and `rng` is untouched.
@@ -156,7 +156,7 @@ class SgtRegime:
         values = self._pending.take_counts() | {name: float(count) for name, count in counts.items()}
         if used:
             values["sharing/rescue_age_versions"] = sum(one.age_versions for one in used) / len(used)
-        return Absorbed(
+        return AbsorbResult(
             examples=own.examples + rescues,
             denominators={
                 POLICY_GRADIENT: self.context.objective.denominator(own.lengths),
@@ -266,7 +266,7 @@ class SgtRegime:
     def _read(self, record: OutcomeRecord | EpisodeRecord) -> PeerTrace | PeerEpisode:
         """Return a peer's success in own tokens."""
         if isinstance(record, EpisodeRecord):
-            return peer_episode(record, self.context.spelling)
+            return peer_episode(record, self.context.renderer)
         ((trace,),) = peer_traces([record], self.context, needs_trace=False)
         return trace
 

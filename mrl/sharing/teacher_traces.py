@@ -14,13 +14,13 @@ from msgspec import UNSET
 
 from mrl.alignment.aligned_batch import AlignedBatch, Float64s
 from mrl.alignment.flags import Flag, Rejected
-from mrl.alignment.next_units import NextUnits, joined_units, no_units, read_units
+from mrl.alignment.next_units import NextUnits, decode_units, joined_units, no_units
 from mrl.alignment.peer_answer import PeerAnswer, validate
 from mrl.alignment.ragged import offsets_of, sums_at
 from mrl.alignment.receiver import Receiver
 from mrl.alignment.shared_spans import align_batch
 from mrl.records.codec import unpack_array
-from mrl.records.experience import ScoreRecord, TokenTrace, ToldUnits
+from mrl.records.experience import LikeliestUnits, ScoreRecord, TokenTrace
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import Float32s
@@ -121,7 +121,7 @@ def teacher_trace(
     scores: Sequence[TokenTrace | None],
     fingerprint: str,
     receiver: Receiver,
-    units: Sequence[ToldUnits | None] = (),
+    units: Sequence[LikeliestUnits | None] = (),
 ) -> TeacherTrace | Rejected | None:
     """Return the scores of one own answer, aligned with its own tokens; `units` are there for each score, or for none.
 
@@ -191,11 +191,11 @@ def _believed(text: bytes, score: TokenTrace, finish_reason: FinishReason, finge
     )
 
 
-def _with_units(part: _LaidOn | Rejected, told: ToldUnits, receiver: Receiver) -> _LaidOn | Rejected:
+def _with_units(part: _LaidOn | Rejected, told: LikeliestUnits, receiver: Receiver) -> _LaidOn | Rejected:
     """Return the part with units at spans of one token on both sides: there both policies faced the same choice."""
     if isinstance(part, Rejected) or not part.num_spans:
         return part
-    units = read_units(told, part.told_span.size, receiver, end_id=_own_end(part.token_ids, receiver))
+    units = decode_units(told, part.told_span.size, receiver, end_id=_own_end(part.token_ids, receiver))
     if isinstance(units, Rejected):
         return units
     is_kept = part.told_span >= 0

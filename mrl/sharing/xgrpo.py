@@ -33,7 +33,7 @@ from mrl.sharing.hacpo import Capabilities, scaled
 from mrl.sharing.own_examples import own_advantages, own_examples
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.peer_groups import PeerGroupParameters, PeerGroupReader
-from mrl.sharing.regime import Absorbed, Author
+from mrl.sharing.regime import AbsorbResult, Author
 
 Baseline = Literal["pooled", "peer_only", "rescaled", "mean_only", "leave_one_out"]
 
@@ -71,7 +71,7 @@ class XgrpoRegime(PeerGroupReader):
         rewards: list[float] = self.context.objective.rewards(group).tolist()
         return [ValueRecord(**author.tags(group), rewards=rewards)]
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """Return own rows. The advantages of a group that peers answered are measured against their rewards too."""
         heard = [self._rewards_by_peer(group.prompt_id) for group in groups]
         objective = self.context.objective
@@ -79,7 +79,7 @@ class XgrpoRegime(PeerGroupReader):
         self._capabilities.note(_rewards_by_policy(self.context.policy, own_rewards, heard))
         advantages = [self._advantages(group, peers) for group, peers in zip(groups, heard, strict=True)]
         own = own_examples(groups, self.context, advantages=advantages)
-        return Absorbed(
+        return AbsorbResult(
             own.examples,
             {POLICY_GRADIENT: objective.denominator(own.lengths)},
             forget=self.peer_groups.take_forgotten(),

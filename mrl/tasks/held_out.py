@@ -41,7 +41,7 @@ def measure_of(config: RunConfig) -> Measure:
     return Measure(config.run.success_reward, table.samples, tuple(sorted(set(table.k))))
 
 
-class HeldOutBook:
+class HeldOutTally:
     """The answers to all prompts, for the evaluation of one version. Without a clock; not thread-safe."""
 
     def __init__(

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS
-from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.environments.environment_pool import EpisodeSession
 from mrl.tasks.environments.environments import Environments
+from mrl.tasks.environments.gateway_location import GatewayLocation
 from mrl.tasks.source import Item, Source, Turn
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import HELD_OUT_PERCENT, LeftOut, distinct_items, part_of
@@ -177,7 +177,7 @@ def build_pool(
     pool: PoolTable,
     *,
     order_seed: int | None = None,
-    meeting: MeetingPlace | None = None,
+    meeting: GatewayLocation | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> TaskPool:
     """Build the pool that the configuration describes: held-out prompts spread evenly over the tasks, others by weight.

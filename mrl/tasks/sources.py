@@ -9,7 +9,7 @@ from typing import Any
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import MissingError, PluginError, TaskError, UserError
-from mrl.hub_names import Name, listing_file, parse_name, snapshot
+from mrl.hub_names import HubName, listing_file, parse_name, snapshot
 from mrl.plugins import SOURCE, find_plugin, load_plugin, missing_names, raised_at
 from mrl.tasks.benchmarks.benchmark_source import BenchmarkSource
 from mrl.tasks.benchmarks.catalogue import BENCHMARKS, benchmark_of
@@ -89,20 +89,20 @@ def _fault_of(found: object) -> str:
     return missing_names(found, CONTRACT[3:]) if isinstance(found, type) else ""
 
 
-def data_name(table: TaskTable) -> Name | None:
+def data_name(table: TaskTable) -> HubName | None:
     """Return the hub data set that a task takes, at its commit where that is known; None for files and folders."""
     if table.source == BENCHMARK:
         benchmark = BENCHMARKS.get(table.dataset)
         if benchmark is None or table.options.get("data"):
             return None
-        return Name(benchmark.dataset, table.commit or table.revision, "dataset")
+        return HubName(benchmark.dataset, table.commit or table.revision, "dataset")
     place = Path(table.dataset)
     if table.source not in OF_ROWS or place.exists() or table.dataset.endswith((PARQUET, *JSONL)):
         return None
     if place.parent != Path() and place.parent.is_dir():
         return None  # a misspelt path below a folder of this machine, not an id
     found = parse_name(table.dataset, table.revision)
-    return found and Name(found.id, table.commit or found.revision, "dataset")
+    return found and HubName(found.id, table.commit or found.revision, "dataset")
 
 
 def splits_of(table: TaskTable) -> list[Split]:
@@ -134,7 +134,7 @@ def is_data_here(table: TaskTable) -> bool:
     return wanted | ({README} & set(known)) <= here
 
 
-def _listed(name: Name) -> list[str]:
+def _listed(name: HubName) -> list[str]:
     """Return the files that a data set has on the hub at its commit; none where they have not been listed."""
     try:
         return list(json.loads(listing_file(name).read_text(encoding="utf-8")))

@@ -28,7 +28,7 @@ from mrl.models.tensor_broadcast import (
     numbered,
     open_store,
 )
-from mrl.records.rollouts import Meeting, WeightsNotice, WeightsRequest, WeightsRoute
+from mrl.records.rollouts import BroadcastRendezvous, WeightsNotice, WeightsRequest, WeightsRoute
 from mrl.records.version import Version
 from mrl.transport.endpoints import reachable_host
 from mrl.weights.broadcast_requests import BroadcastRequests, WaitingWorker, backend_of, other_nccl
@@ -193,7 +193,7 @@ class BroadcastPublisher:
             self._held.release(held)
             log.warning("cannot open the meeting place of a broadcast", version=str(held.version), reason=str(error))
             return [_route(one, notice) for one in party]
-        meeting = Meeting(
+        meeting = BroadcastRendezvous(
             host=host,
             port=store.port if isinstance(store, dist.TCPStore) else 0,
             file=str(file or ""),
@@ -239,7 +239,7 @@ class BroadcastPublisher:
             with self._counting:
                 self._num_jobs -= 1
 
-    def _send(self, held: VersionBuffer, store: dist.Store, meeting: Meeting) -> None:
+    def _send(self, held: VersionBuffer, store: dist.Store, meeting: BroadcastRendezvous) -> None:
         try:
             group = BroadcastGroup(store, meeting, 0, device=self._device)
             for _, flat in held.buckets:
@@ -287,7 +287,7 @@ class BroadcastPublisher:
 
 
 def _route(
-    asking: WaitingWorker, notice: WeightsNotice, *, meeting: Meeting | None = None, folder: str = ""
+    asking: WaitingWorker, notice: WeightsNotice, *, meeting: BroadcastRendezvous | None = None, folder: str = ""
 ) -> tuple[bytes, WeightsRoute]:
     route = WeightsRoute(attempt=asking.request.attempt, weights=notice, meeting=meeting, folder=folder)
     return asking.client, route

@@ -7,7 +7,7 @@ comes later gets a broadcast of its own. A worker that cannot be served by broad
 from dataclasses import dataclass
 from typing import Literal
 
-from mrl.records.rollouts import Meeting, WeightsRequest
+from mrl.records.rollouts import BroadcastRendezvous, WeightsRequest
 from mrl.records.version import Version
 
 WINDOW_S = 0.1
@@ -33,7 +33,7 @@ class DueAnswers:
     """Workers that are to read the files of the newest version."""
     party: list[WaitingWorker]
     """Workers that are to take part in one broadcast of the newest version."""
-    invited: list[tuple[WaitingWorker, Meeting]]
+    invited: list[tuple[WaitingWorker, BroadcastRendezvous]]
     """Workers that ask once more although they were sent to a meeting: that answer may be lost."""
 
 
@@ -42,7 +42,7 @@ class BroadcastRequests:
 
     def __init__(self) -> None:
         self._asking: dict[str, WaitingWorker] = {}
-        self._invited: dict[str, tuple[int, Meeting]] = {}
+        self._invited: dict[str, tuple[int, BroadcastRendezvous]] = {}
         """Worker that was sent to a meeting -> attempt of its request, and the meeting."""
         self._again: dict[str, WaitingWorker] = {}
 
@@ -55,7 +55,7 @@ class BroadcastRequests:
         is_same = before is not None and before.request == request
         self._asking[request.worker] = WaitingWorker(client, request, before.since_s if before and is_same else now_s)
 
-    def invite(self, asking: WaitingWorker, meeting: Meeting) -> None:
+    def invite(self, asking: WaitingWorker, meeting: BroadcastRendezvous) -> None:
         """Note that a worker was sent to a meeting: a repetition of its request, which may cross it, is no new one."""
         self._invited[asking.request.worker] = asking.request.attempt, meeting
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from torch import nn
 
 from mrl.models.compiled_blocks import as_written
-from mrl.models.number_formats import ComputedIn, NumberFormat
+from mrl.models.number_formats import EmulatedPrecision, NumberFormat
 from mrl.models.row_attention import attention_of_transformers
 from mrl.models.scoring import score_tokens
 from mrl.weights.manifest import Canary
@@ -71,7 +71,7 @@ def reference_logprobs(
 ) -> list[list[float]]:
     """Return scores under weights in the format that the engine gets, by arithmetic in float32."""
     weights: NumberFormat = "float32" if number_format == "tf32" else number_format
-    with as_written(), ComputedIn("float32", weights=weights):
+    with as_written(), EmulatedPrecision("float32", weights=weights):
         return score_tokens(model, token_ids)
 
 
@@ -80,7 +80,7 @@ def rounded_logprobs(
 ) -> list[list[float]]:
     """Return scores by arithmetic in the engine's format, transformers' own attention, and half of the rows at once."""
     half = (len(token_ids) + 1) // 2
-    with as_written(), attention_of_transformers(model), ComputedIn(number_format, weights=number_format):
+    with as_written(), attention_of_transformers(model), EmulatedPrecision(number_format, weights=number_format):
         return [row for part in (token_ids[:half], token_ids[half:]) if part for row in score_tokens(model, part)]
 
 

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from mrl.alignment.flags import Rejected
-from mrl.alignment.next_units import read_units, tell_units
+from mrl.alignment.next_units import decode_units, encode_units
 from mrl.alignment.receiver import load_receiver
 from mrl.records.codec import decode, decoder, encode, pack_array
-from mrl.records.experience import ToldUnits
+from mrl.records.experience import LikeliestUnits
 from tests.alignment.conftest import KINDS
 
 PAIRS = list(itertools.product(KINDS, repeat=2))
@@ -23,7 +23,7 @@ def told(teller, ids, logprobs=None):
     """What `teller` says of these ids, [T, K], as it comes over the wire."""
     ids = np.array(ids, np.int32)
     nats = np.log(np.full(ids.shape, 0.1)) if logprobs is None else np.array(logprobs)
-    return decode(encode(tell_units(ids, nats.astype(np.float32), teller)), decoder(ToldUnits))
+    return decode(encode(encode_units(ids, nats.astype(np.float32), teller)), decoder(LikeliestUnits))
 
 
 def said(units, reader, place):
@@ -43,7 +43,7 @@ def test_a_unit_stands_where_one_own_token_has_its_bytes(receiver_of, teller, re
     ids = list(range(len(teller.table.pieces)))
     own = {reader.unit_of(one, opens=False) for one in range(len(reader.table.pieces))} - {None}
     ids_TK = [[one, one] for one in ids]
-    found = read_units(
+    found = decode_units(
         told(teller, [[0, 0], *ids_TK], [[-1.0, -np.inf]] * (len(ids) + 1)), len(ids) + 1, reader, end_id=reader.eos_id
     )
 
@@ -63,10 +63,10 @@ def test_a_phantom_space_is_none_at_the_beginning_of_a_text(receiver_of):
         plain.table.pieces and piece[1:] in plain.table.pieces
     )  # fmt: skip
     of_phantom = phantom.table.pieces.index(word)
-    found = read_units(told(phantom, [[of_phantom], [of_phantom]]), 2, plain)
+    found = decode_units(told(phantom, [[of_phantom], [of_phantom]]), 2, plain)
     assert [said(found, plain, place) for place in (0, 1)] == [{word[1:]: 0.1}, {word: 0.1}]
     back = told(plain, found.token_ids.tolist())
-    assert read_units(back, 2, phantom).token_ids.tolist() == [[of_phantom], [of_phantom]]
+    assert decode_units(back, 2, phantom).token_ids.tolist() == [[of_phantom], [of_phantom]]
 
 
 @pytest.mark.parametrize("kind", ["metaspace_prepend", "metaspace_first", "metaspace_always"])
@@ -94,26 +94,26 @@ def test_ends_are_one_unit_and_other_specials_none(receiver_of, tokenizers_by_ki
     """An end means the same on both sides, whatever it is called; two ends of the teller are one."""
     teller, reader = receiver_of("metaspace"), receiver_of("byte_level")
     end, unknown = (tokenizers_by_kind["metaspace"].token_to_id(name) for name in ("</s>", "<unk>"))
-    found = read_units(told(teller, [[end, unknown]] * 2), 2, reader, end_id=reader.eos_id)
+    found = decode_units(told(teller, [[end, unknown]] * 2), 2, reader, end_id=reader.eos_id)
     assert [said(found, reader, place) for place in (0, 1)] == [{b"": 0.1}] * 2
     assert reader.eos_id in found.token_ids[1]
-    twice = ToldUnits(
+    twice = LikeliestUnits(
         units=[b"", b""], places=pack_array([[0, 1]], "i4"), logprobs=pack_array(np.log([[0.25, 0.5]]), "f4")
     )
-    assert said(read_units(twice, 1, reader, end_id=reader.eos_id), reader, 0) == {b"": 0.75}
+    assert said(decode_units(twice, 1, reader, end_id=reader.eos_id), reader, 0) == {b"": 0.75}
 
 
 def test_an_end_is_left_to_the_rest_where_no_own_one_stands_for_it(receiver_of):
     """A reader may have no EOS, or several."""
     one = receiver_of("byte_level")
-    assert not np.isfinite(read_units(told(one, [[one.eos_id]]), 1, one).logprobs).any()
+    assert not np.isfinite(decode_units(told(one, [[one.eos_id]]), 1, one).logprobs).any()
 
 
 def test_missing_units_are_none(receiver_of):
     """A server may tell fewer: ids below 0, and numbers that are none."""
     one = receiver_of("byte_level")
     token = next(n for n, piece in enumerate(one.table.pieces) if len(piece) > 1)
-    found = read_units(told(one, [[token, -1], [token, token]], [[-1.0, -np.inf], [np.nan, -np.inf]]), 2, one)
+    found = decode_units(told(one, [[token, -1], [token, token]], [[-1.0, -np.inf], [np.nan, -np.inf]]), 2, one)
     assert np.isfinite(found.logprobs).sum(-1).tolist() == [1, 0]
 
 
@@ -148,23 +148,23 @@ GOOD = {"units": [b"a", b"b"], "places": [[0, 1], [1, -1]], "logprobs": [[-1.0, 
 def test_numbers_that_cannot_be_are_refused(receiver_of, changes, reason):
     """Places beyond the units, arrays of other sizes, probabilities that sum to more than 1."""
     fields = GOOD | changes
-    sent = ToldUnits(
+    sent = LikeliestUnits(
         units=fields["units"], places=pack_array(fields["places"], "i4"), logprobs=pack_array(fields["logprobs"], "f4")
     )
-    found = read_units(sent, 2, receiver_of("byte_level"))
+    found = decode_units(sent, 2, receiver_of("byte_level"))
     assert (found.reason if isinstance(found, Rejected) else None) == reason
 
 
 @pytest.mark.parametrize(("places", "logprobs"), [(b"abc", b"abc"), (b"abcd", b"abcdabcd"), (b"", b"abcd")])
 def test_bytes_of_no_array_are_refused(receiver_of, places, logprobs):
     """Lengths that are no multiple, or differ."""
-    found = read_units(ToldUnits(units=[b"a"], places=places, logprobs=logprobs), 1, receiver_of("byte_level"))
+    found = decode_units(LikeliestUnits(units=[b"a"], places=places, logprobs=logprobs), 1, receiver_of("byte_level"))
     assert found == Rejected("shape")
 
 
 def test_a_text_of_no_tokens_has_no_units(receiver_of):
     """Neither way."""
     one = receiver_of("byte_level")
-    sent = tell_units(np.zeros((0, 4), np.int32), np.zeros((0, 4), np.float32), one)
-    assert read_units(sent, 0, one) == Rejected("shape")
+    sent = encode_units(np.zeros((0, 4), np.int32), np.zeros((0, 4), np.float32), one)
+    assert decode_units(sent, 0, one) == Rejected("shape")
     assert msgspec.structs.asdict(sent) == {"units": [], "places": b"", "logprobs": b""}

@@ -12,7 +12,7 @@ import torch
 from mrl.cli import doctor as doctor_module
 from mrl.cli.doctor import add_arguments, gpu_metrics, machine, not_here, run, subjects_of, unfit
 from mrl.config.load import load_config
-from mrl.engines.bounds import Bounds
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.wheel_limits import Machine
 from mrl.errors import ConfigError
 from mrl.gateway.agent_network import described_network
@@ -200,7 +200,7 @@ def test_an_interpreter_that_is_none_of_the_engine_is_told_as_that(tmp_path: Pat
 
 def test_a_server_that_is_not_at_its_url_is_told_with_the_url(monkeypatch) -> None:
     """Nothing is started in its place."""
-    monkeypatch.setattr("mrl.processes.preparation.engine_examination.THEIRS", Bounds(start_s=0.1))
+    monkeypatch.setattr("mrl.processes.preparation.engine_examination.THEIRS", ServerTimeouts(start_s=0.1))
 
     found = examine(Subject("sglang", "cpu", url="http://127.0.0.1:1"))
 

@@ -10,7 +10,7 @@ from mrl.cli.main import main
 from mrl.config.load import load_config
 from mrl.config.run_folder import create_run_folder
 from mrl.config.schema import RunConfig
-from mrl.hub_names import Name, snapshot
+from mrl.hub_names import HubName, snapshot
 
 CONFIG = """
 run = { name = "r", folder = "FOLDER", steps = 3, min_free_mib = 0 }
@@ -86,7 +86,7 @@ def test_a_run_goes_on_by_the_commits_and_the_day_that_it_has(
     more = f'policies.b.{template}policies.c.model = "maker/Large-1B"\n'
     Path(config).write_text(Path(config).read_text() + more)
     begun = load_config(Path(config), [])
-    model = Name("maker/Large-1B").at("0123456789" * 4)
+    model = HubName("maker/Large-1B").at("0123456789" * 4)
     at = {"model": str(snapshot(model)), "source": str(model), "model_revision": ""}
     b, c = begun.policies["b"], begun.policies["c"].model_copy(update=at)
     b = b.model_copy(update={"prompt": b.prompt.model_copy(update={"today": date(2024, 7, 26)})})

@@ -618,7 +618,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MRL_ENGINE_HOME", str(tmp_path / "engines"))
     monkeypatch.setattr("mrl.cli.check.memory_plan", lambda *_: [])
     # On a busy machine the trial of a verifier takes long enough for a line of its own.
-    monkeypatch.setattr("mrl.processes.preparation.told_waits.TELL_EVERY_S", 600.0)
+    monkeypatch.setattr("mrl.processes.preparation.wait_notice.TELL_EVERY_S", 600.0)
     # What roles would be forks of: it would import torch, for seconds, to be ended with the mistake.
     monkeypatch.setattr("mrl.cli.train._forks", lambda *_: None)
     return tmp_path

@@ -46,7 +46,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.delenv(MODULES, raising=False)
     monkeypatch.setenv("MRL_CACHE", str(tmp_path / "cache"))
     # On a busy machine the trial of a verifier takes long enough for a line of its own.
-    monkeypatch.setattr("mrl.processes.preparation.told_waits.TELL_EVERY_S", 600.0)
+    monkeypatch.setattr("mrl.processes.preparation.wait_notice.TELL_EVERY_S", 600.0)
     monkeypatch.chdir(tmp_path / "work")
     (tmp_path / "work" / "shout.toml").write_text((EXAMPLE / "shout.toml").read_text())
     yield tmp_path

@@ -15,7 +15,7 @@ from mrl.errors import WeightsError, WeightsUnproved
 from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.scoring import score_tokens
-from mrl.rollout.updates import Route, install, prove
+from mrl.rollout.weight_updates import Route, install, prove
 from mrl.weights.canary import gap_nats, make_canary, reference_logprobs, rounded_logprobs
 from mrl.weights.manifest import read_manifest
 from tests.support.engine_rig import EOS_IDS, Rig, Weights, full_forward

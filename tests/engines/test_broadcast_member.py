@@ -15,7 +15,7 @@ from mrl.engines.vllm_calls import seat_of
 from mrl.models import tensor_broadcast
 from mrl.models.tensor_broadcast import BroadcastGroup, IncomingTensors, buckets_of, file_store
 from mrl.models.tensor_file import digest, shape_of
-from mrl.records.rollouts import Meeting
+from mrl.records.rollouts import BroadcastRendezvous
 from tests.support.engine_rig import Sender
 
 FILE = Path(__file__).parents[2] / "mrl" / "engines" / "inside" / "broadcast_member.py"
@@ -67,7 +67,7 @@ def test_every_tensor_arrives_in_memory_of_its_own(member):
 
 def test_members_on_one_host_meet_in_a_file(member, tmp_path):
     """Where the learner's end opens it, too."""
-    meeting = Meeting(
+    meeting = BroadcastRendezvous(
         host="127.0.0.1", port=0, file=str(tmp_path / "m"), name="m", backend="gloo", first_rank=1, world_size=2
     )
     shapes = [shape_of(name, tensor) for name, tensor in TENSORS.items()]

@@ -22,23 +22,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import (
     Decoding,
     Engine,
     EngineUsage,
-    Finished,
+    FinishedAnswer,
     GenerationRequest,
-    Grown,
+    PartialAnswer,
     Sampling,
     ScoringRequest,
     StopStrings,
 )
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
+from mrl.engines.server_backend import Launch, ServerBackend
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import PeerLost, WeightsError, WeightsUnproved
@@ -46,9 +46,9 @@ from mrl.models import tensor_broadcast
 from mrl.models.parameters import named_weights
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.rollout.updates import prove
+from mrl.rollout.weight_updates import prove
 from mrl.weights.canary import canary_sequences
-from mrl.weights.own_folder import describe_folder
+from mrl.weights.frozen_manifest import describe_folder
 from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Rig, Sender, Weights, full_forward
 from tests.support.worker_rig import WorkerRig
 
@@ -62,7 +62,7 @@ ENDLESS_TOKENS = 500
 class Kind:
     """One kind of engine, and how much it is asked."""
 
-    dialect: type[Dialect] | None
+    backend: type[ServerBackend] | None
     max_new_tokens: int
     """Long enough that an update can land in the middle."""
     keeps_cache: bool = False
@@ -76,7 +76,7 @@ KINDS = {
     "vllm": Kind(VLLM, 160),
     "sglang": Kind(SGLang, 160, heeds_seeds=False),
 }
-SERVERS = [pytest.param(name, marks=pytest.mark.engines) for name, kind in KINDS.items() if kind.dialect]
+SERVERS = [pytest.param(name, marks=pytest.mark.engines) for name, kind in KINDS.items() if kind.backend]
 
 
 def sampling(kind: Kind, temperature: float) -> Sampling:
@@ -93,15 +93,15 @@ def kind(request) -> Kind:
 def rig(kind, request, exported, tmp_path_factory) -> Iterator[Rig]:
     """An engine at temperature 0.7; started once, from the folder of an exported policy."""
     folder = exported.folder
-    if kind.dialect is None:
+    if kind.backend is None:
         engine: Engine = EmbeddedEngine(folder, sampling(kind, 0.7), device="cpu", max_running=64)
     else:
-        dialect = kind.dialect()
-        python = engine_python(dialect.name, device="cpu")
+        backend = kind.backend()
+        python = engine_python(backend.name, device="cpu")
         launch = Launch(python, folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 512, 0)
-        log = tmp_path_factory.mktemp(dialect.name) / "server.log"
-        bounds = Bounds(start_s=400.0, silence_s=SILENCE_S, stall_s=60.0, load_s=60.0)
-        engine = ServerEngine(dialect, sampling(kind, 0.7), launch=launch, log=log, bounds=bounds)
+        log = tmp_path_factory.mktemp(backend.name) / "server.log"
+        bounds = ServerTimeouts(start_s=400.0, silence_s=SILENCE_S, stall_s=60.0, load_s=60.0)
+        engine = ServerEngine(backend, sampling(kind, 0.7), launch=launch, log=log, bounds=bounds)
     try:
         yield Rig(engine, 0.7)
     finally:
@@ -118,7 +118,7 @@ def another_on(kind, monkeypatch) -> Callable[[ServerEngine, Sampling], ServerEn
         key = session.headers.get("Authorization", "").removeprefix("Bearer ")
         as_the_first = partial(Http, socket_file=Path(path) if path else None, key=key)
         monkeypatch.setattr("mrl.engines.server_engine.Http", as_the_first)
-        return ServerEngine(kind.dialect(), sampling, launch=None, url=first._link().base_url)
+        return ServerEngine(kind.backend(), sampling, launch=None, url=first._link().base_url)
 
     return make
 
@@ -127,7 +127,7 @@ def another_on(kind, monkeypatch) -> Callable[[ServerEngine, Sampling], ServerEn
 def at_temperature_1(kind, rig, weights, another_on) -> Iterator[Rig]:
     """The same server, which knows no temperature of its own, found at its URL; or another embedded engine."""
     version = rig.serve(weights("a"))
-    if kind.dialect is None:
+    if kind.backend is None:
         engine: Engine = EmbeddedEngine(weights("c").folder, sampling(kind, 1.0), device="cpu", max_running=64)
     else:
         engine = another_on(rig.engine, sampling(kind, 1.0))
@@ -142,7 +142,7 @@ def at_temperature_1(kind, rig, weights, another_on) -> Iterator[Rig]:
 def endless(kind, rig, weights, another_on) -> Iterator[Rig]:
     """The same server, asked for answers that nothing ends before they are long."""
     version, long = rig.serve(weights("a")), Sampling(1.0, ENDLESS_TOKENS, ())
-    if kind.dialect is None:
+    if kind.backend is None:
         engine: Engine = EmbeddedEngine(weights("a").folder, long, device="cpu", max_running=64)
     else:
         engine = another_on(rig.engine, long)
@@ -154,11 +154,11 @@ def endless(kind, rig, weights, another_on) -> Iterator[Rig]:
 def server_usage(engine: Engine) -> EngineUsage:
     """What the server says now; `usage` may be a second old, and counts what has come."""
     if isinstance(engine, ServerEngine):
-        return engine._run(engine._dialect.usage(engine._link()), 10.0)
+        return engine._run(engine._backend.usage(engine._link()), 10.0)
     return engine.usage()
 
 
-def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: bool = False) -> list[Finished]:
+def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: bool = False) -> list[FinishedAnswer]:
     """All answers, each token of which has the log-probability that a full forward gives it."""
     finished = rig.collect(sum(request.seeds.size for request in requests))
     check_answers(rig, requests, finished, keeps_cache=keeps_cache)
@@ -166,7 +166,7 @@ def check_logprobs(rig: Rig, requests: list[GenerationRequest], *, keeps_cache: 
 
 
 def check_answers(
-    rig: Rig, requests: list[GenerationRequest], finished: list[Finished], *, keeps_cache: bool = False
+    rig: Rig, requests: list[GenerationRequest], finished: list[FinishedAnswer], *, keeps_cache: bool = False
 ) -> None:
     """Each token has the log-probability that a full forward gives it."""
     asked = {request.request_id: request for request in requests}
@@ -346,7 +346,7 @@ def test_a_broadcast_that_comes_apart_leaves_no_mixture_behind(rig, kind, weight
         with pytest.raises(PeerLost):
             receiving.result(120)
 
-    if kind.dialect is not SGLang:  # the others take it beside the tensors that they serve with
+    if kind.backend is not SGLang:  # the others take it beside the tensors that they serve with
         assert rig.engine.version == before
         old = rig.ask(answers=2)
         rig.engine.submit([old])
@@ -390,7 +390,7 @@ def test_a_stop_string_ends_an_answer_and_what_was_sampled_is_kept(kind, rig, we
     version, limit = rig.serve(weights("a")), 160
     stop = StopStrings((b"ab",), letters, letters)
     long = Sampling(0.7, limit, EOS_IDS, stop)
-    if kind.dialect is None:
+    if kind.backend is None:
         engine: Engine = EmbeddedEngine(weights("a").folder, long, device="cpu", max_running=16)
     else:
         engine = another_on(rig.engine, long)
@@ -443,7 +443,7 @@ def test_an_answer_that_streams_is_told_as_it_grows(endless, weights):
     streamed, other = replace(endless.ask(answers=2), streams=True), endless.ask(answers=2)
     endless.served[endless.engine.version] = weights("a")
     endless.engine.submit([streamed, other])
-    grown, ended, is_updated = list[Grown](), list[Finished](), False
+    grown, ended, is_updated = list[PartialAnswer](), list[FinishedAnswer](), False
     while len(ended) < 4:
         ended += endless.engine.collect(1.0)
         grown += endless.engine.grown()

@@ -10,8 +10,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3NextConfig
 
 from mrl.engines import slot_cache
 from mrl.engines.continuous import ContinuousBatch
-from mrl.engines.engine import Decoding, Finished, GenerationRequest, Sampling
-from mrl.engines.slot_cache import KeptRow, KeptRows, SlotCache
+from mrl.engines.engine import Decoding, FinishedAnswer, GenerationRequest, Sampling
+from mrl.engines.slot_cache import CachedRow, CachedRows, SlotCache
 from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineError
 from mrl.records.version import Version, VersionSpan
@@ -55,7 +55,7 @@ def requests(count: int, group_size: int = 4) -> list[GenerationRequest]:
     ]
 
 
-def run(batch: ContinuousBatch, asked: list[GenerationRequest]) -> list[Finished]:
+def run(batch: ContinuousBatch, asked: list[GenerationRequest]) -> list[FinishedAnswer]:
     batch.submit(asked)
     finished = []
     while batch.in_flight:
@@ -63,7 +63,7 @@ def run(batch: ContinuousBatch, asked: list[GenerationRequest]) -> list[Finished
     return finished
 
 
-def by_name(finished: list[Finished]) -> dict:
+def by_name(finished: list[FinishedAnswer]) -> dict:
     return {(one.request_id, one.index): one.generation for one in finished}
 
 
@@ -92,7 +92,7 @@ def test_logprobs_are_those_of_a_full_forward(make_model, monkeypatch, family, m
         np.testing.assert_allclose(one.generation.logprobs, expected, atol=1e-4)
 
 
-def said(turns: list[Finished], asked: list[GenerationRequest]) -> dict[str, np.ndarray]:
+def said(turns: list[FinishedAnswer], asked: list[GenerationRequest]) -> dict[str, np.ndarray]:
     """Conversation -> all that its next prompt begins with."""
     prompts = {one.request_id: one for one in asked}
     return {
@@ -180,9 +180,9 @@ def test_no_row_is_kept_that_an_answer_waits_for(make_model):
 
 def test_rows_are_kept_in_no_more_room_than_they_are_given():
     """The last ones, by rows or by tokens."""
-    kept = KeptRows()
+    kept = CachedRows()
     for name, size in (("a", 4), ("b", 3), ("c", 2)):
-        kept.keep(name, KeptRow(np.zeros(size, np.int32), []))
+        kept.keep(name, CachedRow(np.zeros(size, np.int32), []))
     kept.leave_room(3, 8)
     assert [*kept._rows] == ["b", "c"]
     kept.leave_room(1, 8)

@@ -17,19 +17,19 @@ import torch
 
 from mrl.alignment.receiver import Receiver, load_receiver
 from mrl.config.load import validate
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Engine, EngineUsage, Finished, GenerationRequest, Sampling
+from mrl.engines.engine import Engine, EngineUsage, FinishedAnswer, GenerationRequest, Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch, ServerBackend
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.engines.token_sampling import answer_seeds
 from mrl.engines.vllm import VLLM
 from mrl.models.load_policy import load_policy, load_tokenizer
-from mrl.processes.episode_wiring import read_turn, with_episodes
+from mrl.processes.episode_setup import read_turn, with_episodes
+from mrl.records.direct_requests import TurnChunk
 from mrl.records.episodes import Message
-from mrl.records.plain_requests import TurnPiece
 from mrl.records.rollouts import sampled_places
 from mrl.records.version import Version
 from mrl.rollout.episode import EpisodeRequest, PlayedEpisode
@@ -45,8 +45,8 @@ TOLERANCE_NATS = 1e-4
 TEMPERATURE = 0.9
 TURN_TOKENS = 48
 GROUP_SIZE = 4
-DIALECTS: dict[str, type[Dialect] | None] = {"embedded": None, "vllm": VLLM, "sglang": SGLang}
-SERVERS = [pytest.param(name, marks=pytest.mark.engines) for name, dialect in DIALECTS.items() if dialect]
+DIALECTS: dict[str, type[ServerBackend] | None] = {"embedded": None, "vllm": VLLM, "sglang": SGLang}
+SERVERS = [pytest.param(name, marks=pytest.mark.engines) for name, backend in DIALECTS.items() if backend]
 EMBEDDED = pytest.param("embedded", marks=pytest.mark.thorough)
 TABLES: dict[str, Any] = {
     "pool": {"train_prompts": 24, "held_out_prompts": 2},
@@ -84,11 +84,13 @@ def rig(request, talking, tmp_path_factory) -> Iterator[Rig]:
     if (kind := DIALECTS[request.param]) is None:
         engine: Engine = EmbeddedEngine(talking.folder, sampling, device="cpu", max_running=64)
     else:
-        dialect = kind()
-        python = engine_python(dialect.name, device="cpu")
+        backend = kind()
+        python = engine_python(backend.name, device="cpu")
         launch = Launch(python, talking.folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 512, 0)
-        log = tmp_path_factory.mktemp(dialect.name) / "server.log"
-        engine = ServerEngine(dialect, sampling, launch=launch, log=log, bounds=Bounds(start_s=400.0, load_s=60.0))
+        log = tmp_path_factory.mktemp(backend.name) / "server.log"
+        engine = ServerEngine(
+            backend, sampling, launch=launch, log=log, bounds=ServerTimeouts(start_s=400.0, load_s=60.0)
+        )
     with closing(engine):
         yield Rig(engine, TEMPERATURE)
 
@@ -107,7 +109,7 @@ class Watched:
         self._left += sum(request.seeds.size for request in requests)
         self._engine.submit(requests)
 
-    def collect(self, timeout_s: float) -> list[Finished]:
+    def collect(self, timeout_s: float) -> list[FinishedAnswer]:
         found = self._engine.collect(timeout_s)
         self._left -= len(found)
         if found:
@@ -179,7 +181,7 @@ def play(rig, talking, tmp_path) -> Callable[..., Played]:
         sync: bool = False,
         groups: int = 16,
         on_turns: Callable[[int, int], None] | None = None,
-        tell: Callable[[TurnPiece], None] | None = None,
+        tell: Callable[[TurnChunk], None] | None = None,
     ) -> Played:
         run = {"name": "r", "steps": 9, "folder": str(tmp_path), "sync": sync}
         rollout = {"max_new_tokens": TURN_TOKENS}
@@ -311,7 +313,7 @@ def test_what_was_computed_for_earlier_turns_is_used_again(rig, talking, play):
             rig.engine.submit([GenerationRequest(name, prompt, np.ones(1, np.uint64))])
             rig.collect(1)
         blocks = (usage(rig.engine).reused_prompt_tokens - now.reused_prompt_tokens) / 128
-        assert blocks == (2 if isinstance(rig.engine._dialect, VLLM) else 0)
+        assert blocks == (2 if isinstance(rig.engine._backend, VLLM) else 0)
     else:
         assert 0.2 < reused / asked < 1
 
@@ -319,14 +321,14 @@ def test_what_was_computed_for_earlier_turns_is_used_again(rig, talking, play):
 def usage(engine: Engine) -> EngineUsage:
     """As it is now: that of a server may be a second old."""
     if isinstance(engine, ServerEngine):
-        return engine._run(engine._dialect.usage(engine._link()), 60.0)
+        return engine._run(engine._backend.usage(engine._link()), 60.0)
     return engine.usage()
 
 
 def test_turns_are_told_as_they_grow_to_agents_that_stream_them(rig, talking, play):
     """Piece by piece and in order, and nothing that their messages do not begin with; the episodes are as ever."""
     rig.serve(talking)
-    pieces = defaultdict[tuple[str, int], list[TurnPiece]](list)
+    pieces = defaultdict[tuple[str, int], list[TurnChunk]](list)
 
     played = play(tell=lambda piece: pieces[piece.session, piece.num_turns].append(piece))
 

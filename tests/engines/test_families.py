@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.family_limits import check_learning
+from mrl.engines.server_backend import Launch, ServerBackend
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError
 from mrl.models.load_policy import load_policy
 from mrl.models.parameters import named_weights
 from mrl.models.skeleton import config_of_folder
-from mrl.rollout.updates import install
+from mrl.rollout.weight_updates import install
 from tests.support.engine_rig import EOS_IDS, Rig, Weights
 from tests.support.family_rig import FAMILIES, Learner, Learnt, make_family
 
@@ -32,7 +32,7 @@ REFUSED: dict[type[VLLM] | type[SGLang], tuple[str, ...]] = {
     SGLang: ("mistral", "phi3", "gemma", "gemma2", "olmo3", "cohere2", "deepseek_v3"),
 }
 """Of these policies, whose windows are short."""
-SERVED = [(dialect, family) for dialect, refused in REFUSED.items() for family in FAMILIES if family not in refused]
+SERVED = [(backend, family) for backend, refused in REFUSED.items() for family in FAMILIES if family not in refused]
 
 
 @pytest.fixture
@@ -46,15 +46,15 @@ def learnt(tmp_path) -> Callable[[str], Learnt]:
 
 
 @pytest.fixture
-def serve(tmp_path) -> Iterator[Callable[[Dialect, Learnt], Engine]]:
+def serve(tmp_path) -> Iterator[Callable[[ServerBackend, Learnt], Engine]]:
     """A real server, started from the folder that the learner began with."""
     started = []
 
-    def start(dialect: Dialect, learnt: Learnt) -> Engine:
-        python = engine_python(dialect.name, device="cpu")
+    def start(backend: ServerBackend, learnt: Learnt) -> Engine:
+        python = engine_python(backend.name, device="cpu")
         launch = Launch(python, learnt.start, "127.0.0.1", 0, "cpu", "float32", 1, 16, 128, 0)
         engine = ServerEngine(
-            dialect, SAMPLING, launch=launch, log=tmp_path / "server.log", bounds=Bounds(start_s=240.0)
+            backend, SAMPLING, launch=launch, log=tmp_path / "server.log", bounds=ServerTimeouts(start_s=240.0)
         )
         started.append(engine)
         return engine
@@ -101,28 +101,28 @@ def test_the_embedded_engine_serves_the_adapters_of_a_learner_of_the_family(lear
     assert not list(policy.manifest.parent.glob("model*"))
 
 
-def check_startable(dialect: Dialect, folder: Path) -> None:
+def check_startable(backend: ServerBackend, folder: Path) -> None:
     """What a worker looks at before it starts a server for a policy that learns. Raises EngineError."""
-    check_learning(dialect.name, folder, config_of_folder(folder), device="cpu", adapters=False)
-    dialect.command(Launch(Path("python"), folder, "127.0.0.1", 0, "cpu", "float32", 1, 16, 128, 0))
+    check_learning(backend.name, folder, config_of_folder(folder), device="cpu", adapters=False)
+    backend.command(Launch(Path("python"), folder, "127.0.0.1", 0, "cpu", "float32", 1, 16, 128, 0))
 
 
-@pytest.mark.parametrize(("dialect", "family"), [(dialect, family) for dialect in REFUSED for family in FAMILIES])
-def test_a_server_is_not_started_for_a_family_that_it_computes_otherwise(tmp_path, family, dialect):
+@pytest.mark.parametrize(("backend", "family"), [(backend, family) for backend in REFUSED for family in FAMILIES])
+def test_a_server_is_not_started_for_a_family_that_it_computes_otherwise(tmp_path, family, backend):
     """In one line; all others are served, as the slow tests below see with real servers."""
     folder = make_family(tmp_path, family)
-    if family in REFUSED[dialect]:
-        with pytest.raises(EngineError, match=f"{dialect.name} (does not|computes|cannot|on a CPU)"):
-            check_startable(dialect(), folder)
+    if family in REFUSED[backend]:
+        with pytest.raises(EngineError, match=f"{backend.name} (does not|computes|cannot|on a CPU)"):
+            check_startable(backend(), folder)
     else:
-        check_startable(dialect(), folder)
+        check_startable(backend(), folder)
 
 
 @pytest.mark.engines
 @pytest.mark.slow
-@pytest.mark.parametrize(("dialect", "family"), SERVED)
-def test_a_server_serves_what_a_learner_of_the_family_publishes(learnt, serve, family, dialect):
+@pytest.mark.parametrize(("backend", "family"), SERVED)
+def test_a_server_serves_what_a_learner_of_the_family_publishes(learnt, serve, family, backend):
     """As the embedded engine does."""
     policy = learnt(family)
 
-    check_served(serve(dialect(), policy), policy)
+    check_served(serve(backend(), policy), policy)

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from mrl.engines import sglang_launch, vllm_launch
-from mrl.engines.dialect import Launch
 from mrl.engines.family_limits import check_learning, check_parts
+from mrl.engines.server_backend import Launch
 from mrl.engines.tensor_folder import tensor_names
 from mrl.errors import EngineError
 from mrl.models.skeleton import config_of_folder, published_names

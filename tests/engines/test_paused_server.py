@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.engine import Finished, GenerationRequest, Sampling, ScoringRequest
+from mrl.engines.engine import FinishedAnswer, GenerationRequest, Sampling, ScoringRequest
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost
 from mrl.records.version import Version, VersionSpan
 from tests.support.pausing_vllm import PausingVLLM
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=4, eos_ids=(0,))
-BOUNDS = Bounds(start_s=120.0, silence_s=60.0, stall_s=120.0, load_s=120.0)
+BOUNDS = ServerTimeouts(start_s=120.0, silence_s=60.0, stall_s=120.0, load_s=120.0)
 NUM_UPDATES, NUM_REQUESTS = 20, 16
 QUEUE_FULL = {"message": "The engine is currently busy", "type": "Service Unavailable", "param": None, "code": 503}
 DEAD = {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": None, "code": 500}
@@ -44,8 +44,8 @@ def ask(count: int) -> list[GenerationRequest]:
     return [GenerationRequest(f"r{number}", prompt, seeds) for number in range(count)]
 
 
-def collect(engine: ServerEngine, count: int) -> list[Finished]:
-    found: list[Finished] = []
+def collect(engine: ServerEngine, count: int) -> list[FinishedAnswer]:
+    found: list[FinishedAnswer] = []
     while len(found) < count:
         found += engine.collect(20.0)
     return found

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mrl.engines import segments
-from mrl.engines.dialect import HalfUpdated, Segment
-from mrl.engines.engine import Finished, GenerationRequest, Sampling
+from mrl.engines.engine import FinishedAnswer, GenerationRequest, Sampling
 from mrl.engines.http import HttpFailure
 from mrl.engines.segments import PATIENCE, Segments
+from mrl.engines.server_backend import HalfUpdated, Segment
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
@@ -109,7 +109,7 @@ async def until_running(server: Counting, count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def to_its_end(server: Counting, answer: asyncio.Task[Finished]) -> Finished:
+async def to_its_end(server: Counting, answer: asyncio.Task[FinishedAnswer]) -> FinishedAnswer:
     while not answer.done():
         await server.step()
     return answer.result()

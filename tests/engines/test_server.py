@@ -17,21 +17,21 @@ import numpy as np
 import psutil
 import pytest
 
-from mrl.engines.bounds import Bounds, load_bound_s
-from mrl.engines.dialect import Launch, Segment
 from mrl.engines.engine import (
     EngineUsage,
-    Finished,
+    FinishedAnswer,
     GenerationRequest,
-    Grown,
+    PartialAnswer,
     Sampling,
     ScoringRequest,
     TokenScore,
     generate_all,
 )
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import Launch, Segment
 from mrl.engines.server_engine import ServerEngine
 from mrl.engines.server_process import free_port
+from mrl.engines.server_timeouts import ServerTimeouts, load_timeout_s
 from mrl.errors import EngineError, EngineLost, WeightsError
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version, VersionSpan
@@ -39,7 +39,7 @@ from mrl.records.version import Version, VersionSpan
 pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).parents[1] / "support" / "toy_server.py"
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=50, eos_ids=tuple(range(0, 1000, 10)))
-BOUNDS = Bounds(start_s=120.0, silence_s=60.0, stall_s=120.0, load_s=120.0)
+BOUNDS = ServerTimeouts(start_s=120.0, silence_s=60.0, stall_s=120.0, load_s=120.0)
 """Never reached where the server is well, however busy the machine."""
 
 
@@ -116,7 +116,7 @@ def make(tmp_path) -> Iterator:
     """Engines that are closed at the end."""
     made: list[ServerEngine] = []
 
-    def start(*, bounds: Bounds = BOUNDS, kind: type[Toy] = Toy, **toy) -> ServerEngine:
+    def start(*, bounds: ServerTimeouts = BOUNDS, kind: type[Toy] = Toy, **toy) -> ServerEngine:
         made.append(ServerEngine(kind(**toy), SAMPLING, launch=launch(tmp_path), log=tmp_path / "log", bounds=bounds))
         return made[-1]
 
@@ -142,9 +142,9 @@ def ask(name: str, *prompt: int, answers: int = 1) -> GenerationRequest:
     return GenerationRequest(name, np.array(prompt, dtype=np.int32), np.arange(answers, dtype=np.uint64))
 
 
-def collect(engine: ServerEngine, count: int, within_s: float = 120.0) -> list[Finished]:
+def collect(engine: ServerEngine, count: int, within_s: float = 120.0) -> list[FinishedAnswer]:
     """`count` answers, within a time that is only reached when something is wrong."""
-    found: list[Finished] = []
+    found: list[FinishedAnswer] = []
     deadline_s = time.monotonic() + within_s
     while len(found) < count:
         assert time.monotonic() < deadline_s, f"{len(found)} of {count} answers came"
@@ -184,7 +184,7 @@ def await_loss(engine: ServerEngine, within_s: float = 120.0) -> str:
 
 
 def sampled_by_the_server(engine: ServerEngine) -> int:
-    return engine._run(engine._dialect.usage(engine._link()), 5.0).generated_tokens
+    return engine._run(engine._backend.usage(engine._link()), 5.0).generated_tokens
 
 
 def members() -> list[psutil.Process]:
@@ -303,11 +303,11 @@ def test_a_killed_server_is_noticed_and_replaced(make, weights):
 def test_a_server_that_does_not_come_up_again_is_lost_and_not_unusable(make, weights):
     """It did serve: whatever keeps it from starting may pass, and the next restart finds it gone."""
     engine = make()
-    works, engine._dialect._argv = engine._dialect._argv, [sys.executable, "-c", "raise SystemExit('no memory')"]
+    works, engine._backend._argv = engine._backend._argv, [sys.executable, "-c", "raise SystemExit('no memory')"]
 
     with pytest.raises(EngineLost, match="no memory"):
         engine.restart()
-    engine._dialect._argv = works
+    engine._backend._argv = works
     engine.restart()
 
     engine.label(Version(0, 0))
@@ -365,7 +365,7 @@ def test_the_time_for_new_weights_grows_with_the_model(tmp_path, gigabytes, boun
         with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
             file.truncate(gigabytes * 10**9 // 2)
 
-    assert load_bound_s(tmp_path) == pytest.approx(bound_s)
+    assert load_timeout_s(tmp_path) == pytest.approx(bound_s)
 
 
 def test_a_server_that_samples_nothing_any_more_is_noticed(make, weights):
@@ -434,7 +434,7 @@ def test_a_server_that_never_gets_ready_is_given_up(make, said):
     before = set(members())
     argv = [sys.executable, "-c", f"print({said!r}, flush=True); import time; time.sleep(60)"]
     with pytest.raises(EngineError, match=r"accepted requests within 0\.8 s"):
-        make(argv=argv, bounds=Bounds(start_s=0.8, silence_s=5.0))
+        make(argv=argv, bounds=ServerTimeouts(start_s=0.8, silence_s=5.0))
     assert set(members()) <= before
 
 
@@ -622,7 +622,7 @@ def test_of_an_answer_that_is_given_up_nothing_is_kept(make, weights):
     engine.submit([replace(ask("a", 1), streams=True)])
     while engine._tasks:
         time.sleep(0.001)
-    engine._grown["a", 1] = engine._grown["b", 0] = Grown("a", 1, collect(engine, 1)[0].generation)
+    engine._grown["a", 1] = engine._grown["b", 0] = PartialAnswer("a", 1, collect(engine, 1)[0].generation)
     engine.abort(["a"])
     while ("a", 1) in engine._grown:
         engine.collect(0.01)

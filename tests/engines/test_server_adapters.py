@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from mrl.config.policy_tables import LoraTable
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import AdapterShape, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import AdapterShape, Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.errors import WeightsError, WeightsUnproved
 from mrl.models.skeleton import adapted_layers, config_of_folder
-from mrl.rollout.updates import Route, install, prove
+from mrl.rollout.weight_updates import Route, install, prove
 from mrl.weights.manifest import read_manifest
 from tests.support.engine_rig import EOS_IDS, ReloadingVLLM, Rig, Weights
 from tests.support.family_rig import ADAPTER_FILE, Learner, Learnt, make_family
@@ -45,10 +45,10 @@ def rig(versions, tmp_path_factory) -> Iterator[Rig]:
     start = versions[0].start
     adapters = AdapterShape(LORA["rank"], adapted_layers(config_of_folder(start), LoraTable(**LORA)))
     folder = tmp_path_factory.mktemp("vllm")
-    dialect = ReloadingVLLM(folder)
-    launch = Launch(python, start, "127.0.0.1", 0, "cpu", "float32", 1, 32, 512, 0, dialect.options, adapters=adapters)
-    sampling, bounds = Sampling(0.7, 160, EOS_IDS[:1]), Bounds(start_s=300.0)
-    engine = ServerEngine(dialect, sampling, launch=launch, log=folder / "server.log", bounds=bounds)
+    backend = ReloadingVLLM(folder)
+    launch = Launch(python, start, "127.0.0.1", 0, "cpu", "float32", 1, 32, 512, 0, backend.options, adapters=adapters)
+    sampling, bounds = Sampling(0.7, 160, EOS_IDS[:1]), ServerTimeouts(start_s=300.0)
+    engine = ServerEngine(backend, sampling, launch=launch, log=folder / "server.log", bounds=bounds)
     made = Rig(engine, 0.7)
     made.served = {one.version: Weights(one.manifest.parent, one.model) for one in versions}
     yield made
@@ -147,14 +147,14 @@ def test_a_server_with_others_than_were_published_is_found_out(
 def test_it_is_the_numbers_in_the_kernels_that_are_compared(rig, versions):
     """A server that has the files of a version and computes with the one before."""
     install(rig.engine, versions[1].manifest, versions[1].version)
-    dialect = rig.engine._dialect
-    name, served = dialect._adapters
-    dialect._adapters = name, versions[2].manifest.parent
+    backend = rig.engine._backend
+    name, served = backend._adapters
+    backend._adapters = name, versions[2].manifest.parent
     try:
         with pytest.raises(WeightsUnproved, match=r"weights differ from version.*lora_A"):
             prove(rig.engine, read_manifest(versions[2].manifest))
     finally:
-        dialect._adapters = name, served
+        backend._adapters = name, served
 
 
 def test_a_server_that_starts_anew_takes_the_newest(rig, versions):

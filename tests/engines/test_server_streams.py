@@ -1,4 +1,4 @@
-"""Streams of vLLM and SGLang, as their dialects read them; test_conformance.py asks the real servers."""
+"""Streams of vLLM and SGLang, as their backends read them; test_conformance.py asks the real servers."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mrl.engines.dialect import Segment
 from mrl.engines.engine import Sampling
+from mrl.engines.server_backend import Segment
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.records.finish import FinishReason
@@ -32,8 +32,8 @@ class Events:
             self.is_closed = True
 
 
-def stream(dialect: SGLang | VLLM, server: Events) -> AsyncGenerator[Segment, None]:
-    return dialect.stream(server, [7], SAMPLING, max_new_tokens=9, seed=1, request_id="r")  # type: ignore[arg-type]
+def stream(backend: SGLang | VLLM, server: Events) -> AsyncGenerator[Segment, None]:
+    return backend.stream(server, [7], SAMPLING, max_new_tokens=9, seed=1, request_id="r")  # type: ignore[arg-type]
 
 
 def event(ids: list[int], logprob_ids: list[int], num_tokens: int, reason: str = "") -> dict[str, Any]:
@@ -64,11 +64,11 @@ GROWN = [event([4, 5], [4], 1), event([4, 5, 6], [4, 5, 6], 3)]
 )
 def test_sglang_tells_each_token_once(sends_parts, events, told):
     """One that waits for its turn again and is given up repeats its last token, with all log-probabilities."""
-    dialect = SGLang()
-    dialect._sends_parts = sends_parts
+    backend = SGLang()
+    backend._sends_parts = sends_parts
 
     async def script() -> list[Segment]:
-        async with aclosing(stream(dialect, Events(*events))) as parts:
+        async with aclosing(stream(backend, Events(*events))) as parts:
             return [part async for part in parts]
 
     parts = asyncio.run(script())
@@ -78,13 +78,13 @@ def test_sglang_tells_each_token_once(sends_parts, events, told):
     assert [part.finish_reason for part in parts[:-1]] == [FinishReason.ABORT] * (len(told) - 1)
 
 
-@pytest.mark.parametrize(("dialect", "part"), [(SGLang(), RAN[0]), (VLLM(), sampled([4], "length"))])
-def test_a_stream_that_is_closed_has_let_its_connection_go(dialect, part):
+@pytest.mark.parametrize(("backend", "part"), [(SGLang(), RAN[0]), (VLLM(), sampled([4], "length"))])
+def test_a_stream_that_is_closed_has_let_its_connection_go(backend, part):
     """At once, and not when Python comes to it."""
     server = Events(part, part)
 
     async def script() -> None:
-        async with aclosing(stream(dialect, server)) as parts:
+        async with aclosing(stream(backend, server)) as parts:
             await anext(parts)
         assert server.is_closed
 

@@ -7,49 +7,51 @@ import numpy as np
 import pytest
 
 from mrl.allocation.device_turn import DeviceTurn
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import GenerationRequest, Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.metrics.telemetry import Telemetry
 from mrl.processes.engines import movable
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout import engine_turns
-from mrl.rollout.engine_turns import EngineInTurns
-from mrl.rollout.updates import install
+from mrl.rollout import time_shared_engine
+from mrl.rollout.time_shared_engine import TimeSharedEngine
+from mrl.rollout.weight_updates import install
 from mrl.weights.publish import Publisher
 from tests.support.engine_rig import full_forward
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 SERVED = Version(0, 3)
 MAX_TOKENS = 300
-BOUNDS = Bounds(start_s=400.0, silence_s=60.0, stall_s=60.0, load_s=60.0)
+BOUNDS = ServerTimeouts(start_s=400.0, silence_s=60.0, stall_s=60.0, load_s=60.0)
 
 
-@pytest.mark.parametrize("dialect", [VLLM, pytest.param(SGLang, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", [VLLM, pytest.param(SGLang, marks=pytest.mark.slow)])
 def test_answers_in_flight_go_on_behind_the_turns_of_others_under_weights_that_are_proved_again(
-    weights, tmp_path, monkeypatch, dialect
+    weights, tmp_path, monkeypatch, backend
 ):
     """Each is whole, its log-probabilities are those of a full forward under the version that was published."""
-    monkeypatch.setattr(engine_turns, "MIN_TURN_S", 0.05)
-    monkeypatch.setattr(engine_turns, "KEPT_PER_SWITCH", 0.0)
+    monkeypatch.setattr(time_shared_engine, "MIN_TURN_S", 0.05)
+    monkeypatch.setattr(time_shared_engine, "KEPT_PER_SWITCH", 0.0)
     start, learnt = weights("b"), weights("a")
     proofs: list[Version] = []
     publisher = Publisher(tmp_path / "published", "a", model_folder=learnt.folder)
     manifest = publisher.publish(learnt.model, SERVED, [list(range(30, 60))])
     monkeypatch.setattr(
-        engine_turns, "prove", lambda engine, told, prove=engine_turns.prove: proofs.append(prove(engine, told))
+        time_shared_engine,
+        "prove",
+        lambda engine, told, prove=time_shared_engine.prove: proofs.append(prove(engine, told)),
     )
     launch = Launch(
-        engine_python(dialect.name, device="cpu"), start.folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 512, 0
+        engine_python(backend.name, device="cpu"), start.folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 512, 0
     )
     sampling = Sampling(1.0, MAX_TOKENS, ())
-    engine = EngineInTurns(
+    engine = TimeSharedEngine(
         DeviceTurn(tmp_path / "turns", "worker/a/0", ["cpu"]),
-        lambda: movable(ServerEngine(dialect(), sampling, launch=launch, log=tmp_path / "log", bounds=BOUNDS)),
+        lambda: movable(ServerEngine(backend(), sampling, launch=launch, log=tmp_path / "log", bounds=BOUNDS)),
         telemetry=Telemetry("worker/a/0", "a", lambda record: None),
         stopping=lambda: False,
     )

@@ -14,20 +14,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
 from mrl.engines.http import Http
+from mrl.engines.server_backend import Launch, ServerBackend
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineLost, WeightsUnproved
 from mrl.records.version import Version
-from mrl.rollout.updates import prove
+from mrl.rollout.weight_updates import prove
 from mrl.weights.canary import canary_sequences
+from mrl.weights.frozen_manifest import describe_folder
 from mrl.weights.manifest import Manifest
-from mrl.weights.own_folder import describe_folder
 from tests.support.engine_rig import EOS_IDS, VOCAB_SIZE, Weights, make_weights
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
@@ -36,10 +36,10 @@ TEXTS = canary_sequences(VOCAB_SIZE)
 UP_PROJ = "model.layers.1.mlp.up_proj.weight"
 
 
-def hanging(dialect: type[Dialect]) -> type[Dialect]:
+def hanging(backend: type[ServerBackend]) -> type[ServerBackend]:
     """The same, but all processes of the server are stopped when it is about to load, once `stop` is set."""
 
-    class Hanging(dialect):  # type: ignore[misc, valid-type]
+    class Hanging(backend):  # type: ignore[misc, valid-type]
         stop: Callable[[], object] | None = None
 
         async def load(self, http: Http, folder: Path, label: str) -> None:
@@ -56,16 +56,16 @@ def own(tmp_path_factory) -> Weights:
     return make_weights(tmp_path_factory.mktemp("own") / "a", seed=1, family="llama", tied=False)
 
 
-@pytest.fixture(scope="module", params=[VLLM, SGLang], ids=lambda dialect: dialect.name)
+@pytest.fixture(scope="module", params=[VLLM, SGLang], ids=lambda backend: backend.name)
 def engine(request, own, tmp_path_factory) -> Iterator[ServerEngine]:
     """In bfloat16."""
-    dialect = hanging(request.param)()
+    backend = hanging(request.param)()
     launch = Launch(
-        engine_python(dialect.name, device="cpu"), own.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0
+        engine_python(backend.name, device="cpu"), own.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0
     )
-    log = tmp_path_factory.mktemp(dialect.name) / "server.log"
-    bounds = Bounds(start_s=400.0, load_s=LOAD_S)
-    made = ServerEngine(dialect, Sampling(1.0, 8, EOS_IDS), launch=launch, log=log, bounds=bounds)
+    log = tmp_path_factory.mktemp(backend.name) / "server.log"
+    bounds = ServerTimeouts(start_s=400.0, load_s=LOAD_S)
+    made = ServerEngine(backend, Sampling(1.0, 8, EOS_IDS), launch=launch, log=log, bounds=bounds)
     yield made
     made.close()
 
@@ -134,8 +134,8 @@ def test_a_server_that_hangs_in_an_update_is_given_up_at_the_bound(engine, own, 
     """All of its processes are stopped as it is about to load; its successor proves what it was started on."""
     root = psutil.Process(engine._process.pid)
     before = [root, *root.children(recursive=True)]
-    dialect: Any = engine._dialect
-    dialect.stop = lambda: [process.suspend() for process in before]
+    backend: Any = engine._backend
+    backend.stop = lambda: [process.suspend() for process in before]
     fresh = changed(0.5)
     began_s = time.monotonic()
 
@@ -143,7 +143,7 @@ def test_a_server_that_hangs_in_an_update_is_given_up_at_the_bound(engine, own, 
         engine.load(fresh.folder, Version(0, 2), fresh.digests())
 
     assert time.monotonic() - began_s >= LOAD_S
-    dialect.stop = None
+    backend.stop = None
     engine.restart()
     assert not psutil.wait_procs(before, timeout=120)[1], "the stopped server left a process"
     engine.label(Version(0, 0))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling, generate_all
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.errors import EngineError, WeightsError
 from mrl.models.tensor_file import digest
@@ -34,7 +34,7 @@ def rig(llama, tmp_path_factory) -> Iterator[Rig]:
     python = engine_python("sglang", device="cpu")
     launch = Launch(python, llama.folder, "127.0.0.1", 0, "cpu", "float32", 1, 64, 256, 0)
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    bounds = Bounds(start_s=240.0, load_s=60.0)
+    bounds = ServerTimeouts(start_s=240.0, load_s=60.0)
     engine = ServerEngine(SGLang(), Sampling(1.0, 48, EOS_IDS[1:2]), launch=launch, log=log, bounds=bounds)
     yield Rig(engine, 1.0)
     engine.close()
@@ -74,7 +74,7 @@ def test_a_server_whose_weights_are_stale_by_a_millionth_is_seen(rig, llama, tmp
 
 def test_a_server_of_our_own_streams_in_parts(rig):
     """It says so itself."""
-    assert rig.engine._dialect._sends_parts
+    assert rig.engine._backend._sends_parts
 
 
 def test_only_the_eos_of_the_request_ends_an_answer(rig, llama):
@@ -95,8 +95,8 @@ def test_what_was_put_to_sleep_wakes_and_serves_what_is_loaded(rig, llama):
     """On a CPU there is little to free; the routes are the same."""
     rig.serve(llama)
     engine = rig.engine
-    engine._run(engine._dialect.sleep(engine._http), 60.0)
-    engine._run(engine._dialect.wake(engine._http), 60.0)
+    engine._run(engine._backend.sleep(engine._http), 60.0)
+    engine._run(engine._backend.wake(engine._http), 60.0)
 
     engine.load(llama.folder, engine.version)
 
@@ -106,10 +106,10 @@ def test_what_was_put_to_sleep_wakes_and_serves_what_is_loaded(rig, llama):
 def test_scores_at_another_temperature_are_refused(rig, llama):
     """SGLang scales what it samples, not what it is given."""
     rig.serve(llama)
-    dialect = rig.engine._dialect
+    backend = rig.engine._backend
 
     with pytest.raises(EngineError, match=r"only at temperature 1"):
-        rig.engine._run(dialect.score(rig.engine._http, TEXT, 0.7, 0), 60.0)
+        rig.engine._run(backend.score(rig.engine._http, TEXT, 0.7, 0), 60.0)
 
 
 @pytest.mark.slow
@@ -123,4 +123,4 @@ def test_a_server_that_hides_the_temperature_is_named(rig):
             return super().environment(launch) | {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}
 
     with pytest.raises(EngineError, match=r"not those of the sampling distribution"):
-        ServerEngine(Raw(), Sampling(1.0, 8, EOS_IDS), launch=raw, log=log, bounds=Bounds(start_s=240.0))
+        ServerEngine(Raw(), Sampling(1.0, 8, EOS_IDS), launch=raw, log=log, bounds=ServerTimeouts(start_s=240.0))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.models.load_policy import load_policy
 from mrl.models.routing.router_record import RouterRecord
@@ -45,7 +45,7 @@ def rig(weights, tmp_path_factory) -> Iterator[Rig]:
     python = engine_python("sglang", device="cpu")
     launch = Launch(python, weights[0].folder, "127.0.0.1", 0, "cpu", "float32", 1, 8, 1000, 0, tells_experts=True)
     log = tmp_path_factory.mktemp("sglang") / "server.log"
-    engine = ServerEngine(SGLang(), SAMPLING, launch=launch, log=log, bounds=Bounds(start_s=240.0, load_s=60.0))
+    engine = ServerEngine(SGLang(), SAMPLING, launch=launch, log=log, bounds=ServerTimeouts(start_s=240.0, load_s=60.0))
     yield Rig(engine, 1.0)
     engine.close()
 

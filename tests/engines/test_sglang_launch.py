@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.engines import sglang_launch
-from mrl.engines.dialect import Launch
+from mrl.engines.server_backend import Launch
 from mrl.errors import EngineError
 
 

@@ -1,4 +1,4 @@
-"""What SGLang's dialect asks a server before it is believed; the answers are those of SGLang 0.5.23, cut short."""
+"""What SGLang's backend asks a server before it is believed; the answers are those of SGLang 0.5.23, cut short."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What SGLang's dialect asks while weights change, of a server whose last step is not over; answers as of 0.5.23."""
+"""What SGLang's backend asks while weights change, of a server whose last step is not over; answers as of 0.5.23."""
 
 import asyncio
 from pathlib import Path

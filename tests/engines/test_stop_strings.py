@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from mrl.alignment.receiver import load_receiver
 from mrl.engines import segments
 from mrl.engines.continuous import ContinuousBatch
-from mrl.engines.dialect import Segment
-from mrl.engines.engine import GenerationRequest, Sampling, StopStrings, StopWatch, before_stop
+from mrl.engines.engine import GenerationRequest, Sampling, StopStringMatcher, StopStrings, before_stop
 from mrl.engines.segments import Segments
+from mrl.engines.server_backend import Segment
 from mrl.engines.token_sampling import answer_seeds
 from mrl.models.tokenizers import train_metaspace
 from mrl.records.finish import FinishReason
@@ -42,7 +42,7 @@ def stop_at(*texts: bytes) -> StopStrings:
 )
 def test_a_stop_string_is_found_where_it_is_complete(texts, parts, ends):
     """Of the tokens that came, up to the one with its last byte."""
-    watch = StopWatch(stop_at(*texts))
+    watch = StopStringMatcher(stop_at(*texts))
     assert [watch.ends_at(part) for part in parts][: len(ends)] == ends
 
 
@@ -52,7 +52,7 @@ def test_a_stop_string_is_found_where_it_is_complete(texts, parts, ends):
 )
 def test_parts_are_looked_at_as_their_tokens_are(texts, parts):
     """However they are cut, up to the first end."""
-    whole, alone = (StopWatch(stop_at(*(text.encode() for text in texts))) for _ in range(2))
+    whole, alone = (StopStringMatcher(stop_at(*(text.encode() for text in texts))) for _ in range(2))
     for part in parts:
         by_token = next((number for number, one in enumerate(part, start=1) if alone.ends_at([one]) is not None), None)
         assert whole.ends_at(part) == by_token
@@ -68,7 +68,7 @@ def test_a_part_without_an_end_is_spelled_at_once():
         asked.append(len(token_ids))
         return letters(token_ids)
 
-    watch = StopWatch(StopStrings((b"cd",), letters, counted))
+    watch = StopStringMatcher(StopStrings((b"cd",), letters, counted))
     watch.ends_at([2])
     asked.clear()
     assert watch.ends_at([4] * 100) is None
@@ -82,8 +82,8 @@ def test_the_space_that_a_first_token_loses_is_in_no_stop_string(tmp_path):
     receiver = load_receiver(tmp_path)
     space = next(index for index, piece in enumerate(receiver.table.pieces) if piece == b" ")
     stop = StopStrings((b" ",), lambda ids: receiver.table.join(ids).removeprefix(b" "), receiver.table.join)
-    assert StopWatch(stop).ends_at([space]) is None
-    assert StopWatch(stop).ends_at([space, space]) == 2
+    assert StopStringMatcher(stop).ends_at([space]) is None
+    assert StopStringMatcher(stop).ends_at([space, space]) == 2
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_embedded_engine_ends_answers_and_samples_the_same_up_to_there(tiny_
 
     stopped = 0
     for name, answer in whole.items():
-        end = StopWatch(stop_at(b"ab", b"ddd")).ends_at(answer.token_ids.tolist())
+        end = StopStringMatcher(stop_at(b"ab", b"ddd")).ends_at(answer.token_ids.tolist())
         stopped += end is not None
         np.testing.assert_array_equal(cut[name].token_ids, answer.token_ids[:end])
         assert cut[name].finish_reason is (FinishReason.STOP if end is not None else answer.finish_reason)

@@ -12,11 +12,11 @@ from contextlib import closing, suppress
 import psutil
 import pytest
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Dialect, Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch, ServerBackend
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.sglang import SGLang
 from mrl.engines.vllm import VLLM
 from tests.support.engine_rig import EOS_IDS, make_weights
@@ -56,9 +56,9 @@ def engine(request, tmp_path_factory) -> Iterator[ServerEngine]:
     launch = Launch(
         engine_python(request.param, device="cpu"), weights.folder, "127.0.0.1", 0, "cpu", "float32", 1, 8, 64, 0
     )
-    dialect: Dialect = {"vllm": VLLM, "sglang": SGLang}[request.param]()
-    bounds = Bounds(start_s=400.0, load_s=60.0)
-    made = ServerEngine(dialect, Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
+    backend: ServerBackend = {"vllm": VLLM, "sglang": SGLang}[request.param]()
+    bounds = ServerTimeouts(start_s=400.0, load_s=60.0)
+    made = ServerEngine(backend, Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
     yield made
     made.close()
 
@@ -77,7 +77,7 @@ def test_no_port_obeys_whoever_has_no_key(engine):
         for one in process.net_connections("tcp")
         if one.status == psutil.CONN_LISTEN
     }
-    tries = [(port, route, body) for port in ports for route, body in CONTROLS[engine._dialect.name]]
+    tries = [(port, route, body) for port in ports for route, body in CONTROLS[engine._backend.name]]
     with ThreadPoolExecutor(64) as pool:  # who speaks no HTTP is silent until the end of its second
         answered = list(pool.map(lambda one: status(*one), tries))
     assert set(answered) <= {None, 401}, [*zip(tries, answered, strict=True)]
@@ -99,7 +99,7 @@ def test_no_command_line_and_no_file_shows_others_the_key(engine):
     """Every user may read the former; the folder of the latter is closed to them, and so is its socket file."""
     folder = engine._process._temporary.path
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    key = (folder / "server.yaml").read_text().split('"')[1] if engine._dialect.has_port else ""
+    key = (folder / "server.yaml").read_text().split('"')[1] if engine._backend.has_port else ""
     for process in tree(engine):
         assert not key or key not in " ".join(process.cmdline())
 
@@ -108,7 +108,7 @@ def test_no_command_line_and_no_file_shows_others_the_key(engine):
 def test_another_user_does_not_reach_the_socket_file(engine):
     """The kernel refuses it at the folder."""
     files = [path for path in engine._process._temporary.path.iterdir() if stat.S_ISSOCK(path.stat().st_mode)]
-    assert files or engine._dialect.has_port
+    assert files or engine._backend.has_port
     for path in files:
         done = subprocess.run([sys.executable, "-I", "-S", "-c", CONNECT, str(path)], check=False)
         assert done.returncode == 13

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mrl.engines.bounds import load_bound_s
+from mrl.engines.server_timeouts import load_timeout_s
 from mrl.engines.tensor_folder import TensorSums, check_same_tensors, digests_held, served_name
 from mrl.errors import WeightsError
 from mrl.models.tensor_file import digest, read_folder
@@ -179,13 +179,13 @@ def test_a_folder_with_the_same_tensors_fits(tmp_path):
 def test_a_second_copy_of_the_weights_under_other_names_is_none_of_the_model(tmp_path):
     """Mistral's folders have one, which nothing reads."""
     old = write(tmp_path / "old", tensors())
-    bound_s = load_bound_s(old)
+    bound_s = load_timeout_s(old)
     (old / INDEX).write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
     save_file({f"mistral.{name}": tensor for name, tensor in tensors().items()}, old / "consolidated.safetensors")
 
     check_same_tensors(write(tmp_path / "new", tensors(1)), old)
     assert read_folder(old).keys() == tensors().keys()
-    assert load_bound_s(old) == bound_s
+    assert load_timeout_s(old) == bound_s
 
 
 def test_a_missing_and_an_unknown_tensor_are_refused_by_name(tmp_path):

@@ -16,15 +16,15 @@ import xxhash
 from aiohttp import web
 from safetensors.torch import save_file
 
-from mrl.engines.dialect import Launch, Paused, Segment
 from mrl.engines.engine import EngineUsage, Sampling
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import Launch, Paused, Segment
 from mrl.engines.vllm import VLLM
 from mrl.errors import EngineError, EngineLost, PeerLost, WeightsError
-from mrl.models.tensor_broadcast import IncomingTensors, Seats
+from mrl.models.tensor_broadcast import BroadcastRanks, IncomingTensors
 from mrl.models.tensor_file import TensorShape
 from mrl.records.finish import FinishReason
-from mrl.records.rollouts import Meeting
+from mrl.records.rollouts import BroadcastRendezvous
 
 SAMPLING = Sampling(0.7, 9, (1, 2))
 ROUTES = ["/inference/v1/generate", "/metrics", "/pause", "/resume", "/abort_requests", "/is_paused",
@@ -80,7 +80,7 @@ def server() -> Recorded:
 
 @pytest.fixture
 def ask(server) -> Callable[..., Any]:
-    """Runs calls of a dialect that has probed the server."""
+    """Runs calls of a backend that has probed the server."""
 
     def run(*calls: Callable[[VLLM, Http], Coroutine[Any, Any, Any]]) -> Any:
         async def inside() -> Any:
@@ -89,11 +89,11 @@ def ask(server) -> Callable[..., Any]:
             runner = web.AppRunner(app)
             await runner.setup()
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            http, dialect = Http(f"http://127.0.0.1:{runner.addresses[0][1]}"), VLLM()
+            http, backend = Http(f"http://127.0.0.1:{runner.addresses[0][1]}"), VLLM()
             try:
-                await dialect.probe(http)
+                await backend.probe(http)
                 server.asked.clear()
-                return [await call(dialect, http) for call in calls][-1]
+                return [await call(backend, http) for call in calls][-1]
             finally:
                 await http.close()
                 await runner.cleanup()
@@ -103,8 +103,8 @@ def ask(server) -> Callable[..., Any]:
     return run
 
 
-def generate(dialect: VLLM, http: Http, tokens: int = 5) -> Coroutine[Any, Any, Segment]:
-    return dialect.generate(http, [7, 8], SAMPLING, max_new_tokens=tokens, seed=3, request_id="r/0/0")
+def generate(backend: VLLM, http: Http, tokens: int = 5) -> Coroutine[Any, Any, Segment]:
+    return backend.generate(http, [7, 8], SAMPLING, max_new_tokens=tokens, seed=3, request_id="r/0/0")
 
 
 @pytest.mark.parametrize(("reason", "meant"), [("stop", "STOP"), ("length", "LENGTH"), ("abort", "ABORT")])
@@ -114,7 +114,7 @@ def test_a_generation_is_ids_logprobs_reason_and_versions(server, ask, reason, m
         sampled([5, 1], reason, "0.3") if "seed" in body["sampling_params"] else server._generate(body)
     )
 
-    segment = ask(lambda dialect, http: generate(dialect, http, 2))
+    segment = ask(lambda backend, http: generate(backend, http, 2))
 
     assert segment == Segment([5, 1], [-0.05, -0.01], FinishReason[meant], ("0.3",))
     ((_, body),) = server.asked
@@ -127,7 +127,7 @@ def test_a_nucleus_is_asked_for_where_there_is_one(server, ask):
     """vLLM's own value is neutral, and so nothing is said of it else."""
     for top_p in (0.9, 1.0):
         narrow = replace(SAMPLING, temperature=0.5, top_p=top_p)
-        ask(lambda dialect, http, at=narrow: dialect.generate(
+        ask(lambda backend, http, at=narrow: backend.generate(
             http, [7], at, max_new_tokens=1, seed=3, request_id="r/0/0"
         ))  # fmt: skip
         asked = server.asked[-1][1]["sampling_params"]
@@ -136,7 +136,7 @@ def test_a_nucleus_is_asked_for_where_there_is_one(server, ask):
 
 def test_the_weights_of_the_start_have_no_label(ask):
     """vLLM calls them "default"."""
-    assert ask(lambda dialect, http: generate(dialect, http, 1)).labels == ("",)
+    assert ask(lambda backend, http: generate(backend, http, 1)).labels == ("",)
 
 
 def test_an_unknown_finish_reason_is_a_failure(server, ask):
@@ -177,18 +177,18 @@ def test_a_model_that_is_sure_or_undecided_is_served(server, ask, lead_nats):
 @pytest.mark.parametrize(
     ("route", "call"),
     [
-        ("/collective_rpc", lambda dialect, http: dialect.load(http, Path("/w"), "0.1")),
-        ("/pause", lambda dialect, http: dialect.abort_all(http)),
-        ("/resume", lambda dialect, http: dialect.resume(http)),
-        ("/sleep", lambda dialect, http: dialect.sleep(http)),
-        ("/wake_up", lambda dialect, http: dialect.wake(http)),
+        ("/collective_rpc", lambda backend, http: backend.load(http, Path("/w"), "0.1")),
+        ("/pause", lambda backend, http: backend.abort_all(http)),
+        ("/resume", lambda backend, http: backend.resume(http)),
+        ("/sleep", lambda backend, http: backend.sleep(http)),
+        ("/wake_up", lambda backend, http: backend.wake(http)),
     ],
 )
 def test_a_control_route_is_missed_when_it_is_needed(server, ask, route, call):
     """Somebody else's server may generate without it."""
     server.answers["/openapi.json"]["paths"].pop(route, None)
 
-    assert ask(lambda dialect, http: generate(dialect, http, 1)).token_ids == [4]
+    assert ask(lambda backend, http: generate(backend, http, 1)).token_ids == [4]
     with pytest.raises(EngineError, match=f"no route {route}"):
         ask(call)
 
@@ -197,8 +197,8 @@ def test_new_weights_are_loaded_named_and_cached_prefixes_forgotten(server, ask)
     """In this order; the server samples on until all of them are there, and has them read once."""
     server.answers["/collective_rpc"] = workers_say({"awaited": ""}, {})
     ask(
-        lambda dialect, http: dialect.prepare_load(http, Path("/w"), {"w": "d"}),
-        lambda dialect, http: dialect.load(http, Path("/w"), "0.1"),
+        lambda backend, http: backend.prepare_load(http, Path("/w"), {"w": "d"}),
+        lambda backend, http: backend.load(http, Path("/w"), "0.1"),
     )
 
     assert json.loads(server.asked[0][1]["args"][0]) == {"folder": "/w", "digests": {"w": "d"}}
@@ -218,7 +218,7 @@ def test_without_the_extension_vllm_reloads_itself_and_tells_no_checksums(server
         web.Response(status=500) if body["method"].startswith("mrl") else {"results": [None]}
     )
 
-    held = ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"), lambda d, http: d.checksums(http))
+    held = ask(lambda backend, http: backend.load(http, Path("/w"), "0.1"), lambda d, http: d.checksums(http))
 
     assert held is None
     assert server.asked[0] == (
@@ -243,9 +243,9 @@ def test_digests_of_several_ranks_are_no_ones(server, ask, tmp_path):
     launched = Launch(Path("py"), tmp_path, "127.0.0.1", 0, "cuda", "float32", 1, 8, 64, 0)
 
     def held(*ranks: int):
-        async def call(dialect, http):
-            dialect.command(launched)
-            return await dialect.checksums(http)
+        async def call(backend, http):
+            backend.command(launched)
+            return await backend.checksums(http)
 
         server.answers["/get_world_size"] = {"world_size": len(ranks)}
         server.answers["/weight_checker"] = {"checksums": {f"0:0:0:{rank}:a": sha256 for rank in ranks}}
@@ -270,21 +270,21 @@ def test_what_lies_below_adapters_is_hashed_once_until_it_is_loaded_anew(server,
     server.answers["/weight_checker"] = {"checksums": {"0:0:0:0:a": sha256}}
     launched = Launch(Path("py"), tmp_path, "127.0.0.1", 0, "cuda", "float32", 1, 8, 64, 0)
 
-    async def times_hashed(dialect: VLLM, http: Http, change: Coroutine[Any, Any, None] | None = None) -> int:
+    async def times_hashed(backend: VLLM, http: Http, change: Coroutine[Any, Any, None] | None = None) -> int:
         if change is not None:
             await change
-        await dialect.load_adapters(http, Path("/adapters"), "0.1")
+        await backend.load_adapters(http, Path("/adapters"), "0.1")
         before = [path for path, _ in server.asked].count("/weight_checker")
-        found = [await dialect.checksums(http) for _ in range(2)]
+        found = [await backend.checksums(http) for _ in range(2)]
         assert found == [{"a": xxhash.xxh3_128_hexdigest(struct.pack("2f", 1, 1)), "factor": "f"}] * 2
         return [path for path, _ in server.asked].count("/weight_checker") - before
 
-    async def call(dialect: VLLM, http: Http) -> list[int]:
-        dialect.command(launched)
-        told = [await times_hashed(dialect, http), await times_hashed(dialect, http)]
-        told.append(await times_hashed(dialect, http, dialect.load(http, tmp_path, "0.2")))
-        dialect.command(launched)
-        return [*told, await times_hashed(dialect, http)]
+    async def call(backend: VLLM, http: Http) -> list[int]:
+        backend.command(launched)
+        told = [await times_hashed(backend, http), await times_hashed(backend, http)]
+        told.append(await times_hashed(backend, http, backend.load(http, tmp_path, "0.2")))
+        backend.command(launched)
+        return [*told, await times_hashed(backend, http)]
 
     assert ask(call) == [1, 0, 1, 1]
 
@@ -296,7 +296,7 @@ def test_weights_that_a_worker_refuses_are_refused(server, ask):
     }
 
     with pytest.raises(WeightsError, match="/w: vLLM cannot serve these weights: ValueError: not written"):
-        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+        ask(lambda backend, http: backend.load(http, Path("/w"), "0.1"))
     assert {route for route, _ in server.asked} == {"/collective_rpc"}
 
 
@@ -324,8 +324,8 @@ def test_an_update_of_several_workers_is_one_when_all_say_the_same(server, ask, 
         "results": said if body["method"] == "mrl_serve_arrived" else [{}, {}]
     }
 
-    def load(dialect: VLLM, http: Http) -> Coroutine[Any, Any, None]:
-        return dialect.load(http, Path("/w"), "0.1")
+    def load(backend: VLLM, http: Http) -> Coroutine[Any, Any, None]:
+        return backend.load(http, Path("/w"), "0.1")
 
     if error is None:
         ask(load)
@@ -344,7 +344,7 @@ def test_vllms_own_reload_has_to_come_to_all_workers_as_well(server, ask):
     )
 
     with pytest.raises(EngineLost, match="1 of 2 workers loaded the weights"):
-        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+        ask(lambda backend, http: backend.load(http, Path("/w"), "0.1"))
 
 
 def test_copies_of_the_model_whose_answers_vllm_keeps_to_itself_take_no_weights(server, ask):
@@ -352,12 +352,12 @@ def test_copies_of_the_model_whose_answers_vllm_keeps_to_itself_take_no_weights(
     server.answers["/get_world_size"] = lambda query: {"world_size": 4 if query["include_dp"] == "true" else 2}
 
     with pytest.raises(EngineError, match=r"first copy.*got '2 copies'; cure: use rollout\.workers"):
-        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+        ask(lambda backend, http: backend.load(http, Path("/w"), "0.1"))
     assert server.asked == []
 
 
 INCOMING = IncomingTensors(
-    Meeting(host="127.0.0.1", port=7, name="a-0.1-1", backend="gloo", first_rank=3, world_size=5),
+    BroadcastRendezvous(host="127.0.0.1", port=7, name="a-0.1-1", backend="gloo", first_rank=3, world_size=5),
     [TensorShape("w", "BF16", [2, 3])],
     {"w": "d"},
 )
@@ -392,7 +392,7 @@ def test_a_broadcast_is_served_when_all_of_it_has_arrived(server, ask):
 
 def test_a_server_whose_answer_for_all_copies_is_not_known_takes_no_broadcast(server, ask):
     """One worker has one seat; without the extension, as on a GPU, there is none."""
-    assert ask(VLLM.broadcast_seats) == Seats(1)
+    assert ask(VLLM.broadcast_seats) == BroadcastRanks(1)
     server.answers["/get_world_size"] = {"world_size": 2}
     with pytest.raises(EngineError, match="only as files"):
         ask(VLLM.broadcast_seats)
@@ -418,7 +418,7 @@ def test_prefixes_that_stay_in_the_cache_are_a_failure(server, ask):
     server.answers["/reset_prefix_cache"] = {"success": False}
 
     with pytest.raises(HttpFailure, match="prefixes of the old weights"):
-        ask(lambda dialect, http: dialect.load(http, Path("/w"), "0.1"))
+        ask(lambda backend, http: backend.load(http, Path("/w"), "0.1"))
 
 
 def test_a_score_that_an_update_gave_up_is_none(server, ask):
@@ -429,10 +429,10 @@ def test_a_score_that_an_update_gave_up_is_none(server, ask):
         next(answers) if "prompt_logprobs" in body["sampling_params"] else server._generate(body)
     )
 
-    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 0)) is None
-    assert ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 0)) == [(-0.5, []), (-2.0, [])]
+    assert ask(lambda backend, http: backend.score(http, [7, 8, 9], 1.0, 0)) is None
+    assert ask(lambda backend, http: backend.score(http, [7, 8, 9], 1.0, 0)) == [(-0.5, []), (-2.0, [])]
     with pytest.raises(EngineError, match=r"only at temperature 1; got 0.7"):
-        ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 0.7, 0))
+        ask(lambda backend, http: backend.score(http, [7, 8, 9], 0.7, 0))
 
 
 def test_given_tokens_come_beside_the_likeliest(server, ask):
@@ -445,7 +445,7 @@ def test_given_tokens_come_beside_the_likeliest(server, ask):
         else server._generate(body)
     )
 
-    found = ask(lambda dialect, http: dialect.score(http, [7, 8, 9], 1.0, 2))
+    found = ask(lambda backend, http: backend.score(http, [7, 8, 9], 1.0, 2))
 
     assert found == [(-0.5, [(8, -0.5), (3, -1.5)]), (-2.0, [(4, -0.25), (5, -1.0)])]
 
@@ -471,7 +471,7 @@ def test_a_refusal_is_a_pause_when_vllm_calls_it_retryable(server, ask, status, 
         web.Response(status=status, text=text) if asked & set(body["sampling_params"]) else server._generate(body)
     )
 
-    for call in (generate, lambda dialect, http: dialect.score(http, [7, 8], 1.0, 0)):
+    for call in (generate, lambda backend, http: backend.score(http, [7, 8], 1.0, 0)):
         with pytest.raises(HttpFailure) as caught:
             ask(call)
         assert isinstance(caught.value, Paused) == is_pause
@@ -485,11 +485,11 @@ def test_usage_is_read_from_its_metrics(server, ask):
     text += "vllm:prefix_cache_queries_total 30.0\nvllm:prefix_cache_hits_total 16.0\n"
     server.answers["/metrics"] = lambda body: web.Response(text=text)
 
-    assert ask(lambda dialect, http: dialect.usage(http)) == EngineUsage(3, 2, 0.25, 42, 30, 16)
+    assert ask(lambda backend, http: backend.usage(http)) == EngineUsage(3, 2, 0.25, 42, 30, 16)
 
 
 def test_all_are_given_up_those_too_that_came_after_the_pause(server, ask):
     """vLLM 0.32 keeps them waiting while it is paused."""
-    ask(lambda dialect, http: dialect.abort_all(http))
+    ask(lambda backend, http: backend.abort_all(http))
 
     assert server.asked == [("/pause", {"mode": "abort"}), ("/abort_requests", {})]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mrl.engines import vllm_launch
-from mrl.engines.dialect import AdapterShape, Launch
+from mrl.engines.server_backend import AdapterShape, Launch
 from mrl.errors import EngineError, ModelFolderError
 
 

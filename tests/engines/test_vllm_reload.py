@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.errors import WeightsError
 from mrl.models.memory_file import SHARED
 from mrl.models.parameters import weight_sources
 from mrl.records.version import Version
-from mrl.rollout.updates import install
+from mrl.rollout.weight_updates import install
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import read_manifest
 from mrl.weights.publish import Publisher
@@ -35,11 +35,11 @@ def start(tmp_path_factory) -> Weights:
 def engine(start, tmp_path_factory) -> Iterator[ServerEngine]:
     """In bfloat16, with the extension of GPUs."""
     folder = tmp_path_factory.mktemp("vllm")
-    dialect = ReloadingVLLM(folder)
+    backend = ReloadingVLLM(folder)
     python = engine_python("vllm", device="cpu")
-    launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0, dialect.options)
-    bounds = Bounds(start_s=700.0, load_s=60.0)
-    made = ServerEngine(dialect, Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
+    launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "bfloat16", 1, 8, 64, 0, backend.options)
+    bounds = ServerTimeouts(start_s=700.0, load_s=60.0)
+    made = ServerEngine(backend, Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
     yield made
     made.close()
 

@@ -10,11 +10,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.vllm import VLLM
 from mrl.errors import WeightsError
 from mrl.records.version import Version
@@ -39,7 +39,7 @@ def engine(learnt, tmp_path_factory) -> Iterator[ServerEngine]:
     start = make_weights(folder / "start", seed=1, family="llama", tied=False)
     python = engine_python("vllm", device="cpu")
     launch = Launch(python, start.folder, "127.0.0.1", 0, "cpu", "float32", 1, 8, 64, 0)
-    bounds = Bounds(start_s=400.0, load_s=60.0)
+    bounds = ServerTimeouts(start_s=400.0, load_s=60.0)
     made = ServerEngine(VLLM(), Sampling(1.0, 8, EOS_IDS), launch=launch, log=folder / "server.log", bounds=bounds)
     yield made
     made.close()
@@ -110,7 +110,7 @@ def test_two_tensors_that_changed_places_are_named(engine, learnt, published):
 
 def test_where_nothing_is_packed_vllm_reloads_itself_and_its_own_hashes_tell_the_same(engine, learnt, published):
     """As it is on a GPU: a tensor that differs is named, with those that it is fused with."""
-    engine._dialect._swaps_tensors = False
+    engine._backend._swaps_tensors = False
     try:
         engine.load(learnt.folder, Version(0, 6))
         assert gap_nats(engine, learnt) < 1e-4
@@ -119,7 +119,7 @@ def test_where_nothing_is_packed_vllm_reloads_itself_and_its_own_hashes_tell_the
             engine.load(published(lambda tensors: tensors.pop(K_PROJ.format(1))), Version(0, 7))
         assert gap_nats(engine, learnt) < 1e-4
     finally:
-        engine._dialect._swaps_tensors = True
+        engine._backend._swaps_tensors = True
 
 
 def test_a_server_that_is_stopped_in_its_sleep_serves_what_is_loaded_then(engine, learnt):

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Segment
 from mrl.engines.engine import EngineUsage, GenerationRequest, Sampling
 from mrl.engines.http import Http, HttpFailure
+from mrl.engines.server_backend import Segment
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.errors import EngineLost
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
@@ -89,12 +89,12 @@ class Moody:
 
 
 @pytest.fixture
-def make(monkeypatch) -> Iterator[Callable[[Moody, Bounds], ServerEngine]]:
+def make(monkeypatch) -> Iterator[Callable[[Moody, ServerTimeouts], ServerEngine]]:
     """An engine that is looked after every few milliseconds, with an answer in flight."""
     monkeypatch.setattr("mrl.engines.server_engine.WATCH_S", 0.005)
     made: list[ServerEngine] = []
 
-    def start(server: Moody, bounds: Bounds) -> ServerEngine:
+    def start(server: Moody, bounds: ServerTimeouts) -> ServerEngine:
         sampling = Sampling(temperature=1.0, max_new_tokens=9, eos_ids=(0,))
         made.append(ServerEngine(server, sampling, launch=None, url="http://127.0.0.1:9", bounds=bounds))  # type: ignore[arg-type]
         made[-1].label(Version(0, 0))
@@ -106,8 +106,8 @@ def make(monkeypatch) -> Iterator[Callable[[Moody, Bounds], ServerEngine]]:
         engine.close()
 
 
-SILENCE = Bounds(silence_s=SHORT_S, stall_s=LONG_S, load_s=LONG_S)
-STALL = Bounds(silence_s=LONG_S, stall_s=SHORT_S, load_s=LONG_S)
+SILENCE = ServerTimeouts(silence_s=SHORT_S, stall_s=LONG_S, load_s=LONG_S)
+STALL = ServerTimeouts(silence_s=LONG_S, stall_s=SHORT_S, load_s=LONG_S)
 
 
 @pytest.mark.parametrize(("bounds", "moods"), [(SILENCE, (True, False)), (STALL, (False, True))])
@@ -167,7 +167,7 @@ def test_what_was_stopped_in_its_sleep_has_not_been_silent(make, monkeypatch, ca
     stood_still_s = [0.0]
     monkeypatch.setattr(asyncio.BaseEventLoop, "time", lambda _: time.monotonic() + stood_still_s[0])
     server = Moody()
-    engine = make(server, Bounds(silence_s=LONG_S, stall_s=LONG_S, load_s=LONG_S))
+    engine = make(server, ServerTimeouts(silence_s=LONG_S, stall_s=LONG_S, load_s=LONG_S))
     server.hangs_in = call
     assert server.was_asked.wait(LONG_S)
     engine.sleep()

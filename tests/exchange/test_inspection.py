@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.exchange.account import MAX_SHOWN_CLIENTS, client_states
+from mrl.exchange.exchange_stats import MAX_SHOWN_CLIENTS, client_states
 from mrl.exchange.limits import Limits
 from mrl.exchange.sessions import Allowance, Session, Shipment
 from mrl.records.exchange_messages import Announce, Fetch, Hello

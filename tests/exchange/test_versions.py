@@ -1,7 +1,7 @@
 """What a book of versions remembers, and how much of it."""
 
 from mrl.exchange import versions
-from mrl.exchange.versions import VersionBook
+from mrl.exchange.versions import VersionTracker
 from mrl.records.codec import SCHEMA
 from mrl.records.tags import Tags
 from mrl.records.version import Version
@@ -17,7 +17,7 @@ def tags(epoch, step):
 def test_the_newest_resumes_are_remembered(monkeypatch):
     """An older one said again is no news, so that repeating it costs no transaction."""
     monkeypatch.setattr(versions, "MAX_RESUMES", 3)
-    book = VersionBook()
+    book = VersionTracker()
     news = [book.announce("qwen", Version(epoch, 10 * epoch), resumed=True) for epoch in range(1, 7)]
     assert news == [True] * 6
     assert sorted(book._resumes["qwen"]) == [4, 5, 6]

@@ -6,7 +6,7 @@ import pytest
 
 from mrl.exchange.limits import WATCH_OVERHEAD_BYTES, Limits
 from mrl.exchange.record_index import RecordIndex
-from mrl.exchange.versions import VersionBook
+from mrl.exchange.versions import VersionTracker
 from mrl.exchange.watches import Watches
 from mrl.records.exchange_messages import Fetch
 
@@ -14,7 +14,7 @@ from mrl.records.exchange_messages import Fetch
 def watches(**limits):
     """No watch, and nothing that answers a question."""
     bounds = Limits(**limits)
-    return Watches(bounds, RecordIndex(bounds, lambda entry, reason: None), VersionBook())
+    return Watches(bounds, RecordIndex(bounds, lambda entry, reason: None), VersionTracker())
 
 
 def watch(found, client, *prompt_ids):

@@ -16,7 +16,7 @@ from mrl.gateway.agent_children import MAX_ENDS_IN_A_ROW, AgentChildren
 from mrl.gateway.agent_network import KEY, URL
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.agent_trial import check_agent, check_agents
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 
 
 def tasks_of(dataset, **more):
@@ -45,8 +45,8 @@ def tended(tasks, work):
     async def whole():
         runner = web.AppRunner(web.Application())
         await runner.setup()
-        starts, book = AgentStarts(runner, "http://127.0.0.1:9/v1"), SessionBook(idle_s=60.0)
-        children = AgentChildren(tasks, starts, book, key="secret")
+        starts, registry = AgentStarts(runner, "http://127.0.0.1:9/v1"), SessionRegistry(idle_s=60.0)
+        children = AgentChildren(tasks, starts, registry, key="secret")
         try:
             await work(children)
         finally:

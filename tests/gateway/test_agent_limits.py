@@ -33,13 +33,13 @@ def test_an_episode_that_wants_too_much_fails_alone(tmp_path, monkeypatch, wants
     monkeypatch.setenv("MRL_MODULES", str(tmp_path))
 
     async def whole():
-        async with playing(tmp_path, agent=AGENT, **table) as (book, children):
+        async with playing(tmp_path, agent=AGENT, **table) as (registry, children):
             process = children._children[0].started.process
-            greedy, modest = await asyncio.gather(episode(book, wants=wants), episode(book, wants="nothing"))
+            greedy, modest = await asyncio.gather(episode(registry, wants=wants), episode(registry, wants="nothing"))
             assert (greedy[0].reason, greedy[0].has_failed) == (reason, True)
             assert words in greedy[0].words
             assert (modest[1].reason, modest[1].reward) == (DONE, 1.0)
             assert process.poll() is None
-            return book.counts[f"ends/{reason}"], book.counts["ends/done"]
+            return registry.counts[f"ends/{reason}"], registry.counts["ends/done"]
 
     assert asyncio.run(whole()) == (1, 1)

@@ -21,7 +21,7 @@ from mrl.gateway.agent_network import described_network, fenced, unfenced_reason
 from mrl.gateway.agent_process import is_for_want_of_network
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.routes import Gateway
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 from mrl.tasks.environments.contract import DONE, GIVEN_UP, RAISED, PolicyTurn
 
 KEY = "mrl-agents"
@@ -51,28 +51,28 @@ async def play(client, row):
 async def playing(folder, host="127.0.0.1", agent=AGENT, **table):
     """A book whose episodes are played by a process of agents."""
     (folder / "my_agents.py").write_text(agent)
-    book = SessionBook(idle_s=60.0)
-    gateway = Gateway(book, policies=["qwen"], key=KEY, seat_key="mrl-seats", max_body_bytes=1 << 20)
+    registry = SessionRegistry(idle_s=60.0)
+    gateway = Gateway(registry, policies=["qwen"], key=KEY, seat_key="mrl-seats", max_body_bytes=1 << 20)
     runner = gateway.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://{host}:{runner.addresses[0][1]}/v1"
     tasks = {"sums": TaskTable(source="agent", dataset="my_agents:play", **table)}
-    children = AgentChildren(tasks, AgentStarts(runner, url), book, key=KEY)
+    children = AgentChildren(tasks, AgentStarts(runner, url), registry, key=KEY)
     try:
         await children.tend()
-        yield book, children
+        yield registry, children
     finally:
         children.close()
         await runner.cleanup()
 
 
-async def episode(book, **row):
+async def episode(registry, **row):
     """What its agent says first, and its end."""
-    session = book.offer("qwen", "sums", {"seed": 1, **row})
+    session = registry.offer("qwen", "sums", {"seed": 1, **row})
     first = await asyncio.wait_for(session.opened(), 60)
     last = first if first.done else await asyncio.wait_for(session.step(PolicyTurn("well")), 60)
-    book.leave(session)
+    registry.leave(session)
     return first, last
 
 
@@ -108,9 +108,9 @@ def test_an_agent_asks_the_gateway_through_no_proxy(tmp_path, place, monkeypatch
     monkeypatch.setenv("NO_PROXY", "example.org")
 
     async def whole():
-        async with playing(tmp_path, agent_network=network) as (book, _):
+        async with playing(tmp_path, agent_network=network) as (registry, _):
             for way in ("client", "variables"):
-                _, last = await episode(book, **{"from": way})
+                _, last = await episode(registry, **{"from": way})
                 assert (last.reason, last.reward) == (DONE, 1.0)
 
     asyncio.run(whole())
@@ -131,8 +131,8 @@ def test_what_a_killed_process_played_is_given_up_at_once(tmp_path, monkeypatch)
     monkeypatch.setenv("MRL_MODULES", str(tmp_path))
 
     async def whole():
-        async with playing(tmp_path, agent=HANGING) as (book, children):
-            session = book.offer("qwen", "sums", {"seed": 1})
+        async with playing(tmp_path, agent=HANGING) as (registry, children):
+            session = registry.offer("qwen", "sums", {"seed": 1})
             await asyncio.wait_for(session.opened(), 60)
             reply = session.step(PolicyTurn("well"))
             killed = children._children[0].started.process
@@ -143,12 +143,12 @@ def test_what_a_killed_process_played_is_given_up_at_once(tmp_path, monkeypatch)
                 await asyncio.sleep(0.05)
             assert (reply.result().reason, reply.result().has_failed) == (GIVEN_UP, False)
             assert reply.result().words == "the agent process exited"
-            opened = book.offer("qwen", "sums", {"seed": 2}).opened()
+            opened = registry.offer("qwen", "sums", {"seed": 2}).opened()
             while not opened.done():
                 await children.tend()
                 await asyncio.sleep(0.05)
             assert not opened.result().done
-            return book.counts["expired"]
+            return registry.counts["expired"]
 
     with structlog.testing.capture_logs() as logs:
         assert asyncio.run(whole()) == 1
@@ -161,12 +161,12 @@ def test_an_agent_reaches_the_gateway_and_nothing_else(tmp_path, place):
     """By its client and by one of its own; what wants another place fails, with the key that changes it."""
 
     async def whole():
-        async with playing(tmp_path, host="192.0.2.7") as (book, children):  # as for other hosts; none here has it
+        async with playing(tmp_path, host="192.0.2.7") as (registry, children):  # as for other hosts; none here has it
             for way in ("client", "variables"):
-                _, last = await episode(book, **{"from": way})
+                _, last = await episode(registry, **{"from": way})
                 assert (last.reason, last.reward) == (DONE, 1.0)
             for elsewhere in (place, "http://192.0.2.1/", "http://nowhere.example/"):
-                first, _ = await episode(book, place=elsewhere, **{"from": "elsewhere"})
+                first, _ = await episode(registry, place=elsewhere, **{"from": "elsewhere"})
                 assert first.reason == RAISED
                 assert 'tasks.sums.agent_network = "host"' in first.words
                 assert "my_agents.py" in first.words
@@ -177,7 +177,7 @@ def test_an_agent_reaches_the_gateway_and_nothing_else(tmp_path, place):
             while not children.num_alive:
                 await asyncio.sleep(0.05)
                 await children.tend()
-            _, last = await episode(book, **{"from": "variables"})
+            _, last = await episode(registry, **{"from": "variables"})
             assert (last.reason, last.reward) == (DONE, 1.0)
             assert len(children._starts._runner.sites) == 2, "the gateway listens no longer for the one that is gone"
 
@@ -191,11 +191,11 @@ def test_an_agent_of_the_host_reaches_all_that_the_host_does(tmp_path, place):
     """The other server and the gateway."""
 
     async def whole():
-        async with playing(tmp_path, agent_network="host") as (book, _):
-            first, last = await episode(book, place=place, **{"from": "elsewhere"})
+        async with playing(tmp_path, agent_network="host") as (registry, _):
+            first, last = await episode(registry, place=place, **{"from": "elsewhere"})
             assert [one.content for one in first.messages] == ["found"]
             assert (last.reason, last.reward) == (DONE, 1.0)
-            first, _ = await episode(book, place="http://127.0.0.1:1/", **{"from": "elsewhere"})
+            first, _ = await episode(registry, place="http://127.0.0.1:1/", **{"from": "elsewhere"})
             assert first.reason == RAISED
             assert "agent_network" not in first.words
 
@@ -210,8 +210,8 @@ def test_where_there_is_no_namespace_the_agent_plays_all_the_same_and_it_is_told
     monkeypatch.setattr(agent_start, "fenced", lambda argv, port: [*refusing, *fenced(argv, port)])
 
     async def whole():
-        async with playing(tmp_path) as (book, _):
-            first, last = await episode(book, place=place, **{"from": "elsewhere"})
+        async with playing(tmp_path) as (registry, _):
+            first, last = await episode(registry, place=place, **{"from": "elsewhere"})
             assert [one.content for one in first.messages] == ["found"]
             assert (last.reason, last.reward) == (DONE, 1.0)
 

@@ -21,7 +21,7 @@ from mrl.gateway.agent_programs import AgentPrograms
 from mrl.gateway.agent_start import AgentStarts
 from mrl.gateway.agent_trial import check_program
 from mrl.gateway.routes import Gateway
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
 from mrl.tasks.environments.contract import DONE, EXITED, GIVEN_UP, MEMORY, TIMEOUT, PolicyTurn
 from tests.gateway.test_agent_network import episode
 
@@ -76,17 +76,17 @@ def table_of(*words, **more):
 @asynccontextmanager
 async def playing(idle_s=60.0, command=(), **more):
     """A book whose episodes are played by programs."""
-    book = SessionBook(idle_s=idle_s)
-    gateway = Gateway(book, policies=["qwen"], key="mrl-agents", seat_key="mrl-seats", max_body_bytes=1 << 20)
+    registry = SessionRegistry(idle_s=idle_s)
+    gateway = Gateway(registry, policies=["qwen"], key="mrl-agents", seat_key="mrl-seats", max_body_bytes=1 << 20)
     runner = gateway.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     tasks = {"sums": table_of(*command, **more)}
-    programs = AgentPrograms(tasks, AgentStarts(runner, url), book, key_of=gateway.key_of)
+    programs = AgentPrograms(tasks, AgentStarts(runner, url), registry, key_of=gateway.key_of)
     try:
         programs.tend()
-        yield book, programs
+        yield registry, programs
     finally:
         await programs.close()
         await runner.cleanup()
@@ -108,13 +108,13 @@ def test_each_end_of_a_program_is_told_and_counted(folder, does, table, reason, 
     """And the next episode has its program."""
 
     async def whole():
-        async with playing(**table) as (book, _):
-            _, last = await episode(book, does=does)
+        async with playing(**table) as (registry, _):
+            _, last = await episode(registry, does=does)
             assert (last.reason, last.has_failed) == (reason, reason != DONE)
             assert words in last.words
-            _, last = await episode(book, does="play")
+            _, last = await episode(registry, does="play")
             assert (last.reason, last.reward) == (DONE, 1.0)
-            return book.counts[f"ends/{reason}"]
+            return registry.counts[f"ends/{reason}"]
 
     with structlog.testing.capture_logs() as logs:
         assert asyncio.run(whole()) == (2 if reason == DONE else 1)
@@ -130,8 +130,8 @@ def test_a_program_has_the_network_of_its_task(folder, network, said):
     async def whole():
         other = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         port = other.sockets[0].getsockname()[1]
-        async with playing(agent_network=network) as (book, _):
-            first, last = await episode(book, does="reach out", host="127.0.0.1", port=port)
+        async with playing(agent_network=network) as (registry, _):
+            first, last = await episode(registry, does="reach out", host="127.0.0.1", port=port)
         other.close()
         return first.messages[0].content, last.reward
 
@@ -142,19 +142,19 @@ def test_a_program_whose_episode_is_given_up_is_killed_with_its_children(folder)
     """At once; no more of them play at a time than the task says."""
 
     async def whole():
-        async with playing(agent_processes=2) as (book, programs):
-            sessions = [book.offer("qwen", "sums", {"seed": 1, "does": "hang"}) for _ in range(3)]
+        async with playing(agent_processes=2) as (registry, programs):
+            sessions = [registry.offer("qwen", "sums", {"seed": 1, "does": "hang"}) for _ in range(3)]
             opened = [session.opened() for session in sessions]
             await asyncio.wait_for(asyncio.wait(opened, return_when=asyncio.FIRST_COMPLETED), 60)
             await asyncio.wait_for(asyncio.gather(*opened[:2]), 60)
-            assert (programs.num_alive, book.num_offered) == (2, 1)
+            assert (programs.num_alive, registry.num_offered) == (2, 1)
             sessions[0].step(PolicyTurn("well"))
             pids = [int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")]
             deadline_s = time.monotonic() + 30
             while not (children := [child for pid in pids for child in psutil.Process(pid).children()]):
                 assert time.monotonic() < deadline_s
                 await asyncio.sleep(0.05)
-            book.leave(sessions[0])
+            registry.leave(sessions[0])
             await asyncio.wait_for(opened[2], 60)  # its place is taken by the next one
             deadline_s = time.monotonic() + 60
             while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
@@ -169,13 +169,13 @@ def test_a_row_that_no_environment_holds_fails_its_episode_alone(folder):
     """In words."""
 
     async def whole():
-        async with playing() as (book, _):
-            first, _ = await episode(book, does="play", text="x" * (1 << 18))
+        async with playing() as (registry, _):
+            first, _ = await episode(registry, does="play", text="x" * (1 << 18))
             assert (first.reason, first.words) == (
                 EXITED,
                 "the agent program could not be started: Argument list too long",
             )
-            _, last = await episode(book, does="play")
+            _, last = await episode(registry, does="play")
             return last.reward
 
     assert asyncio.run(whole()) == 1.0

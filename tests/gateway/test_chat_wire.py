@@ -2,9 +2,9 @@
 
 import pytest
 
-from mrl.gateway.chat_wire import ChatMistake, completion, is_same, read_chat, said_by
+from mrl.gateway.chat_wire import ChatRefusal, completion, is_same, read_chat, said_by
 from mrl.records.episodes import Message, ToolCall
-from mrl.tasks.environments.contract import BrokenCall, PolicyTurn
+from mrl.tasks.environments.contract import MalformedCall, PolicyTurn
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": 1}'}}
@@ -76,7 +76,7 @@ def test_a_conversation_is_read():
 )
 def test_what_cannot_be_answered_is_told(changes, words):
     """Every mistake names its place and what was wanted."""
-    with pytest.raises(ChatMistake, match=words):
+    with pytest.raises(ChatRefusal, match=words):
         read_chat(asked(**changes), models=["qwen", "policy"])
 
 
@@ -99,7 +99,7 @@ def test_why_a_turn_ended_is_told(is_cut, reason):
 
 def test_a_broken_call_is_text():
     """Nothing of what the policy said is lost to the agent."""
-    turn = PolicyTurn("well <tool_call>{", broken=(BrokenCall("no"),), content="well ")
+    turn = PolicyTurn("well <tool_call>{", broken=(MalformedCall("no"),), content="well ")
     assert said_by(turn) == Message("assistant", "well <tool_call>{")
 
 

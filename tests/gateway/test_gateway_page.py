@@ -52,7 +52,7 @@ def test_the_client_of_the_page_names_its_session(tmp_path, monkeypatch):
         playing = asyncio.ensure_future(elsewhere(exec, NAMING, {}))
         seat = rig.seat("sums")
         first = await elsewhere(seat.reset, 47, {})
-        names = list(rig.book._taken)
+        names = list(rig.registry._taken)
         last = await elsewhere(seat.step, PolicyTurn("11"))
         await playing
         return names, first.messages[0].content, last.reward
@@ -98,7 +98,7 @@ def test_the_planner_of_the_page_begins_a_row_of_its_own(tmp_path, monkeypatch):
         branch = await elsewhere(seat.step, PolicyTurn("by counting"))
         last = await elsewhere(seat.step, PolicyTurn("11"))
         playing.cancel()
-        return branch.begins_row, [one.content for one in branch.messages], last.reward, rig.book.counts["branches"]
+        return branch.begins_row, [one.content for one in branch.messages], last.reward, rig.registry.counts["branches"]
 
     told = ["You answer with a number.", "7 + 4? by counting"]
     assert run(tmp_path, script) == (True, told, 1.0, 1)
@@ -133,7 +133,9 @@ def test_the_program_of_the_page_plays(tmp_path, monkeypatch):
     check_program("sums", table, seed=1)
 
     async def script(rig, http):
-        programs = AgentPrograms({"sums": table}, AgentStarts(rig.runner, rig.url), rig.book, key_of=rig.server.key_of)
+        programs = AgentPrograms(
+            {"sums": table}, AgentStarts(rig.runner, rig.url), rig.registry, key_of=rig.server.key_of
+        )
         try:
             programs.tend()
             seat = rig.seat("sums")

@@ -13,14 +13,14 @@ from openai import AsyncOpenAI
 
 from mrl.files import replace_file
 from mrl.gateway.agent_process import Player
-from mrl.gateway.gateway_line import GatewayLine
+from mrl.gateway.gateway_connection import GatewayConnection
 from mrl.gateway.routes import SESSION_HEADER, Gateway
-from mrl.gateway.session_book import SessionBook
-from mrl.gateway.strangers import MAX_STRANGERS, NEW_S
+from mrl.gateway.session_registry import SessionRegistry
+from mrl.gateway.unauthenticated import MAX_STRANGERS, NEW_S
+from mrl.records.direct_requests import TokenLogprob, TurnChunk
 from mrl.records.episodes import Message, ToolCall
-from mrl.records.plain_requests import PlainToken, TurnPiece
-from mrl.tasks.environments.agent_meeting import ENDPOINT, SEAT_KEY, MeetingPlace
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, RAISED, PolicyTurn
+from mrl.tasks.environments.gateway_location import ENDPOINT, SEAT_KEY, GatewayLocation
 from mrl.tasks.environments.opening import open_environment
 from mrl.tasks.environments.user_class import BadReturn
 from mrl.transport.endpoints import publish_endpoint
@@ -32,8 +32,8 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 class Rig:
     """A gateway on loopback, and seats of its run."""
 
-    def __init__(self, folder, url, book):
-        self.folder, self.url, self.book = folder, url, book
+    def __init__(self, folder, url, registry):
+        self.folder, self.url, self.registry = folder, url, registry
         self.seats, self.clients = [], []
 
     def client(self, key):
@@ -53,17 +53,17 @@ class Rig:
 
     def seat(self, task="guess", policy="qwen"):
         """The environment of one episode, as an environment process opens it."""
-        self.seats.append(open_environment(MeetingPlace(self.folder, policy).name(task))())
+        self.seats.append(open_environment(GatewayLocation(self.folder, policy).name(task))())
         return self.seats[-1]
 
 
 @asynccontextmanager
 async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
     """A rig."""
-    book = SessionBook(idle_s=60.0)
+    registry = SessionRegistry(idle_s=60.0)
     keys = {"key": KEY, "seat_key": OF_SEATS}
     given = {"policies": ["qwen", "llama"], "tasks": ["guess", "shop", "letters", "sums"]}
-    server = Gateway(book, **given, **keys, max_body_bytes=max_body_bytes)
+    server = Gateway(registry, **given, **keys, max_body_bytes=max_body_bytes)
     runner = server.runner()
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -71,7 +71,7 @@ async def gateway(folder, *, max_body_bytes=1 << 20, seat_key=OF_SEATS):
     publish_endpoint(folder / "endpoints", ENDPOINT, f"tcp://127.0.0.1:{port}")
     (folder / "keys").mkdir(exist_ok=True)
     replace_file(folder / "keys" / SEAT_KEY, seat_key.encode())
-    rig = Rig(folder, f"http://127.0.0.1:{port}/v1", book)
+    rig = Rig(folder, f"http://127.0.0.1:{port}/v1", registry)
     rig.port, rig.server, rig.runner = port, server, runner
     try:
         yield rig
@@ -119,7 +119,7 @@ def test_a_client_names_its_session(tmp_path):
             await client.post(path, body={"reward": 0.5}, cast_to=dict)
             reward = (await last).reward
             await elsewhere(seat.close)
-            while "player-7" in rig.book._taken:
+            while "player-7" in rig.registry._taken:
                 await asyncio.sleep(0.01)
             with pytest.raises(openai.APIStatusError, match="player-7 is over; use another name for the next"):
                 await client.post("/sessions", body={"task": "guess"}, cast_to=dict)
@@ -141,7 +141,7 @@ async def ask(client, text="Hi", **how):
 
 async def lined(folder):
     """The line of a worker that plays episodes."""
-    line = GatewayLine(folder)
+    line = GatewayConnection(folder)
     while line._socket is None:
         await asyncio.sleep(0.005)
     return line
@@ -213,7 +213,7 @@ def test_an_agent_that_rewrites_its_conversation_begins_a_branch(tmp_path):
             said = {one.choices[0].message.content for one in (await asking, await again)}
         await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
         await step
-        return branch, said, dict(rig.book.counts)
+        return branch, said, dict(rig.registry.counts)
 
     branch, said, counts = run(tmp_path, script, max_body_bytes=4 << 20)
     assert branch.begins_row
@@ -237,7 +237,7 @@ def test_an_agent_has_the_beginning_of_a_turn_while_it_goes_on(tmp_path):
             )
             asked = await first
             assert asked.stream == session["id"]
-            line.send(TurnPiece(session=asked.stream, num_turns=0, start=0, text="Let me"))
+            line.send(TurnChunk(session=asked.stream, num_turns=0, start=0, text="Let me"))
             stream = await opening
             chunks = [await anext(stream)]
             calls = PolicyTurn("-", tool_calls=(ToolCall("add", '{"a":1}'), ToolCall("add")), content="Let me see")
@@ -270,7 +270,7 @@ def test_a_turn_that_is_given_up_ends_its_stream_with_the_reason(tmp_path):
             opening = asyncio.ensure_future(http.post(f"{rig.url}/chat/completions", json=body, headers=headers))
             asked = await first
             if text:
-                line.send(TurnPiece(session=asked.stream, num_turns=0, start=0, text=text))
+                line.send(TurnChunk(session=asked.stream, num_turns=0, start=0, text=text))
                 await opening
             await elsewhere(seat.close)
             async with await opening as answer:
@@ -363,7 +363,7 @@ def test_a_seat_wants_a_key_of_its_own(tmp_path):
     async def script(rig, http):
         with pytest.raises(BadReturn, match="cannot be reached"):
             await elsewhere(rig.seat().reset, 0, {})
-        return rig.book.num_offered
+        return rig.registry.num_offered
 
     assert run(tmp_path, script, seat_key=KEY) == 0
 
@@ -418,7 +418,7 @@ def test_who_asks_for_a_route_that_is_not_there_is_told_those_that_are(tmp_path,
     async def script(rig, http):
         with pytest.raises(openai.APIStatusError) as caught:
             await asking(rig.client(KEY))
-        return caught.value, rig.book.counts["refused/no_route"]
+        return caught.value, rig.registry.counts["refused/no_route"]
 
     error, refused = run(tmp_path, script)
     assert (error.status_code, error.code, refused) == (status, "no_route", 1)
@@ -442,7 +442,7 @@ def test_what_the_server_refuses_is_told_as_any_mistake(tmp_path, asked, status,
     async def script(rig, http):
         headers = {"Authorization": f"Bearer {KEY}"} | asked.get("headers", {})
         async with http.post(f"{rig.url}/sessions", **asked | {"headers": headers}) as answer:
-            return answer.status, await answer.text(), rig.book.counts[f"refused/{code}"]
+            return answer.status, await answer.text(), rig.registry.counts[f"refused/{code}"]
 
     got, text, refused = run(tmp_path, script, max_body_bytes=1000)
     assert (got, refused) == (status, 1), text
@@ -484,7 +484,7 @@ def test_an_agent_hears_at_once_that_its_episode_was_given_up(tmp_path):
             with pytest.raises(openai.BadRequestError, match="the engine was lost"):
                 await asking
         status, answer = await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
-        return status, answer["error"]["code"], dict(rig.book.counts)["ends/given_up"]
+        return status, answer["error"]["code"], dict(rig.registry.counts)["ends/given_up"]
 
     assert run(tmp_path, script) == (410, "episode_over", 1)
 
@@ -494,7 +494,7 @@ def test_a_crowd_without_a_key_keeps_nobody_out(tmp_path):
 
     async def script(rig, http):
         first = asyncio.ensure_future(rig.opened(http, wait_s=30))
-        while not rig.book.num_waiting:
+        while not rig.registry.num_waiting:
             await asyncio.sleep(0.01)
         crowd = [await asyncio.open_connection("127.0.0.1", rig.port) for _ in range(2 * MAX_STRANGERS)]
         for _, writer in crowd[::2]:
@@ -502,7 +502,7 @@ def test_a_crowd_without_a_key_keeps_nobody_out(tmp_path):
         while len(rig.runner.server.connections) < len(crowd):
             await asyncio.sleep(0.01)
         rig.server.send_strangers_away(rig.runner)
-        assert rig.book.counts["refused/stranger"] == 0, "their first requests may be on their way"
+        assert rig.registry.counts["refused/stranger"] == 0, "their first requests may be on their way"
         await asyncio.sleep(NEW_S)
         rig.server.send_strangers_away(rig.runner)
         async with rig.client(KEY) as client:
@@ -511,7 +511,7 @@ def test_a_crowd_without_a_key_keeps_nobody_out(tmp_path):
         await asyncio.gather(elsewhere(seat.reset, 0, {}), first, _fails(rig, http, first))
         for _, writer in crowd:
             writer.close()
-        return len(models), rig.book.counts["refused/stranger"]
+        return len(models), rig.registry.counts["refused/stranger"]
 
     assert run(tmp_path, script) == (2, MAX_STRANGERS)
 
@@ -527,10 +527,10 @@ def test_an_episode_whose_gateway_dies_is_given_up_and_has_not_failed(tmp_path):
     async def script(rig, http):
         waiting, playing = rig.seat(), rig.seat()
         first = asyncio.ensure_future(elsewhere(waiting.reset, 0, {}))
-        while not rig.book.num_offered:
+        while not rig.registry.num_offered:
             await asyncio.sleep(0.01)
         second = asyncio.ensure_future(elsewhere(playing.reset, 1, {}))
-        while rig.book.num_offered < 2:
+        while rig.registry.num_offered < 2:
             await asyncio.sleep(0.01)
         await rig.runner.cleanup()
         turns = [await first, await second, await elsewhere(playing.step, PolicyTurn("Hi"))]
@@ -544,7 +544,7 @@ def test_idle_agents_wait_without_harm(tmp_path):
 
     async def script(rig, http):
         waiting = [asyncio.ensure_future(rig.opened(http, wait_s=30)) for _ in range(1000)]
-        while rig.book.num_waiting < 1000:
+        while rig.registry.num_waiting < 1000:
             await asyncio.sleep(0.01)
         async with rig.client(KEY) as client:
             models = [model.id async for model in client.models.list()]
@@ -598,7 +598,7 @@ def test_a_function_of_the_users_plays(tmp_path, word, turn, reward, reason, cap
     assert ("KeyError" in last.words and "test_routes.py" in last.words) == (reason == RAISED)
 
 
-HELLO = (PlainToken(7, b"Hel", -0.5), PlainToken(9, b"lo\xf0", -1.25), PlainToken(1, b"<end>", -0.125))
+HELLO = (TokenLogprob(7, b"Hel", -0.5), TokenLogprob(9, b"lo\xf0", -1.25), TokenLogprob(1, b"<end>", -0.125))
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -710,7 +710,7 @@ def test_an_agent_that_gives_up_while_the_policy_has_its_turn(tmp_path, capsys):
 
     async def script(rig, http):
         async with seat_of(rig, http, agent) as (seat, _):
-            (session,) = rig.book._taken.values()
+            (session,) = rig.registry._taken.values()
             while session._parting is None:
                 await asyncio.sleep(0.01)
             return await elsewhere(seat.step, PolicyTurn("Hi"))

@@ -7,12 +7,12 @@ import tracemalloc
 import pytest
 from structlog.testing import capture_logs
 
-from mrl.gateway import session_book
-from mrl.gateway.chat_wire import ChatCall, ChatMistake
+from mrl.gateway import session_registry
+from mrl.gateway.chat_wire import ChatCall, ChatRefusal
 from mrl.gateway.session import OVER, AgentSession
-from mrl.gateway.session_book import SessionBook
+from mrl.gateway.session_registry import SessionRegistry
+from mrl.records.direct_requests import TurnChunk
 from mrl.records.episodes import Message, ToolSpec
-from mrl.records.plain_requests import TurnPiece
 from mrl.tasks.environments.contract import CUT, DONE, GIVEN_UP, MAX_TURNS, RAISED, WRONG_TYPE, PolicyTurn
 
 ASKED, SAID, TOLD = Message("user", "guess"), Message("assistant", "7"), Message("user", "higher")
@@ -33,7 +33,7 @@ def test_a_turn_that_was_told_without_log_probabilities_has_none_later():
         assert not (await opened).wants_tokens
         step = session.step(PolicyTurn("7"))
         await asking
-        with pytest.raises(ChatMistake, match="logprobs: the turn was first requested without them"):
+        with pytest.raises(ChatRefusal, match="logprobs: the turn was first requested without them"):
             await session.ask(ChatCall((ASKED,), (), False, True, {}))
         with_them = ChatCall((ASKED, SAID, TOLD), (), False, True, {})
         asking = asyncio.ensure_future(session.ask(with_them))
@@ -105,18 +105,18 @@ def test_a_turn_is_told_as_it_grows():
         asking = asyncio.ensure_future(session.ask(streaming, lambda *told: heard.append(told)))
         assert (await opened).stream == "s"
         for start, text in ((0, "se"), (0, "se"), (3, "n"), (2, "v")):
-            session.grew(TurnPiece(session="s", num_turns=0, start=start, text=text))
+            session.grew(TurnChunk(session="s", num_turns=0, start=start, text=text))
         repeated = asyncio.ensure_future(session.ask(streaming, lambda *told: again.append(told)))
         await asyncio.sleep(0)
-        session.grew(TurnPiece(session="s", num_turns=0, start=3, text="en"))
-        session.grew(TurnPiece(session="s", num_turns=1, start=5, text="!"))
+        session.grew(TurnChunk(session="s", num_turns=0, start=3, text="en"))
+        session.grew(TurnChunk(session="s", num_turns=1, start=5, text="!"))
         step = session.step(PolicyTurn("seven"))
         assert (await asking)[:2] == (await repeated)[:2] == (1, PolicyTurn("seven"))
-        session.grew(TurnPiece(session="s", num_turns=1, start=0, text="late"))
+        session.grew(TurnChunk(session="s", num_turns=1, start=0, text="late"))
         further = call(ASKED, Message("assistant", "seven"), TOLD)
         asking = asyncio.ensure_future(session.ask(further, lambda *told: heard.append(told)))
         assert (await step).stream == ""
-        session.grew(TurnPiece(session="s", num_turns=1, start=0, text="8"))
+        session.grew(TurnChunk(session="s", num_turns=1, start=0, text="8"))
         session.leave()
         await asyncio.gather(asking, return_exceptions=True)
         return heard, again
@@ -238,7 +238,7 @@ def test_a_branch_streams_as_any_turn_does():
         streamed = ChatCall((SYSTEM, TOLD), (), True, False, {})
         asking = asyncio.ensure_future(session.ask(streamed, lambda *told: heard.append(told)))
         branch = await step
-        session.grew(TurnPiece(session="s", num_turns=1, start=0, text="ni"))
+        session.grew(TurnChunk(session="s", num_turns=1, start=0, text="ni"))
         session.step(PolicyTurn("nine"))
         await asking
         return branch
@@ -321,7 +321,7 @@ def test_what_cannot_be_answered_is_told_and_the_episode_goes_on_as_it_was(messa
 
     async def script(session, clock):
         step = await behind_a_turn(session)
-        with pytest.raises(ChatMistake, match=words) as found:
+        with pytest.raises(ChatRefusal, match=words) as found:
             await session.ask(call(*messages))
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
         return found.value.code, (await step).messages, asking.cancel(), session.counts
@@ -335,7 +335,7 @@ def test_a_first_request_holds_nothing_of_the_policys():
 
     async def script(session, clock):
         opened = session.opened()
-        with pytest.raises(ChatMistake, match="before the policy's first turn"):
+        with pytest.raises(ChatRefusal, match="before the policy's first turn"):
             await session.ask(call(ASKED, SAID, TOLD))
         asking = asyncio.ensure_future(session.ask(offering(ASKED)))
         return await opened, asking.cancel()
@@ -351,7 +351,7 @@ def test_requests_at_the_same_time_get_their_turns_one_after_another():
         opened, first = await until_asked(session, ASKED)
         others = [asyncio.ensure_future(session.ask(call(Message("user", word)))) for word in ("b", "c")]
         await asyncio.sleep(0)
-        with pytest.raises(ChatMistake, match="still answering"):
+        with pytest.raises(ChatRefusal, match="still answering"):
             session.reward(1.0)
         told = [await opened, *[await session.step(PolicyTurn(said)) for said in ("1", "2")]]
         last = session.step(PolicyTurn("3"))
@@ -379,7 +379,7 @@ def test_whoever_waits_for_a_turn_hears_that_there_is_none(end):
         waiting = asyncio.ensure_future(session.ask(call(TOLD)))
         await asyncio.sleep(0)
         end(session)
-        with pytest.raises(ChatMistake) as found:
+        with pytest.raises(ChatRefusal) as found:
             await waiting
         return found.value.code
 
@@ -394,7 +394,7 @@ def test_a_crowd_that_waits_for_turns_is_told_to_come_later(monkeypatch):
         await until_asked(session, ASKED)
         waiting = asyncio.ensure_future(session.ask(call(TOLD)))
         await asyncio.sleep(0)
-        with pytest.raises(ChatMistake, match="1 requests of the session are already waiting") as found:
+        with pytest.raises(ChatRefusal, match="1 requests of the session are already waiting") as found:
             await session.ask(call(SAID, TOLD))
         waiting.cancel()
         return found.value.status
@@ -409,7 +409,7 @@ def test_a_cut_turn_reaches_the_agent():
         _, asking = await until_asked(session, ASKED)
         finish = session.finish(CUT, PolicyTurn("7 is", is_cut=True))
         _, turn, said = await asking
-        with pytest.raises(ChatMistake, match="cut") as found:
+        with pytest.raises(ChatRefusal, match="cut") as found:
             await session.ask(call(ASKED, said, TOLD))
         session.reward(0.25)
         return turn.text, found.value.code, await finish
@@ -426,7 +426,7 @@ def test_an_agent_that_wants_more_turns_than_there_are():
         asking = asyncio.ensure_future(session.ask(call(ASKED, SAID, TOLD)))
         await step
         finish = session.finish(MAX_TURNS)
-        with pytest.raises(ChatMistake, match="no further turns") as found:
+        with pytest.raises(ChatRefusal, match="no further turns") as found:
             await asking
         session.fail("BadRequestError")
         return found.value.code, await finish
@@ -447,7 +447,7 @@ def test_an_agent_that_fails_or_falls_silent_ends_its_episode(end, reason):
         assert not session.expire(5.0)
         clock.now_s = 6.0
         end(session)
-        with pytest.raises(ChatMistake) as found:
+        with pytest.raises(ChatRefusal) as found:
             session.reward(1.0)
         assert found.value.code == OVER
         return await step
@@ -485,7 +485,7 @@ def test_a_reward_before_any_question_is_a_failure():
 
     async def script(session, clock):
         opened = session.opened()
-        with pytest.raises(ChatMistake, match="before the first request"):
+        with pytest.raises(ChatRefusal, match="before the first request"):
             session.reward(1.0)
         return await opened
 
@@ -497,7 +497,7 @@ def test_a_reward_that_is_none_can_be_given_again():
 
     async def script(session, clock):
         step = await behind_a_turn(session)
-        with pytest.raises(ChatMistake, match="finite"):
+        with pytest.raises(ChatRefusal, match="finite"):
             session.reward(float("nan"))
         session.reward(1.0)
         return await step
@@ -510,21 +510,21 @@ def test_a_book_gives_up_and_counts_what_agents_have_left_lying():
 
     async def script():
         clock = Clock()
-        book = SessionBook(idle_s=5.0, clock=clock)
+        registry = SessionRegistry(idle_s=5.0, clock=clock)
         replies = {}
         for _ in range(3):
-            offered = book.offer("qwen", "guess", {"seed": 1})
+            offered = registry.offer("qwen", "guess", {"seed": 1})
             replies[offered] = offered.opened()
-        silent, playing = (await book.take(wait_s=0.0))[0], (await book.take(wait_s=0.0))[0]
+        silent, playing = (await registry.take(wait_s=0.0))[0], (await registry.take(wait_s=0.0))[0]
         clock.now_s = 6.0
         playing.touched_s = 4.0
-        assert book.expire() == [silent]
+        assert registry.expire() == [silent]
         assert (await replies[silent]).reason == GIVEN_UP
-        book.leave(silent)
-        with pytest.raises(ChatMistake, match="the session is over"):
-            book.session(silent.session_id)
-        assert (len(book), book.num_offered, book.expire()) == (1, 1, [])
-        return dict(book.counts)
+        registry.leave(silent)
+        with pytest.raises(ChatRefusal, match="the session is over"):
+            registry.session(silent.session_id)
+        assert (len(registry), registry.num_offered, registry.expire()) == (1, 1, [])
+        return dict(registry.counts)
 
     assert asyncio.run(script()) == {"offered": 3, "expired": 1, f"ends/{GIVEN_UP}": 1}
 
@@ -533,36 +533,36 @@ def test_what_a_process_played_is_given_up_when_that_ends():
     """At once, or behind the turn that its policy has; what has failed before stays failed. Others play on."""
 
     async def script():
-        book = SessionBook(idle_s=5.0, clock=Clock())
+        registry = SessionRegistry(idle_s=5.0, clock=Clock())
         replies = {}
         for _ in range(4):
-            offered = book.offer("qwen", "guess", {"seed": 1})
+            offered = registry.offer("qwen", "guess", {"seed": 1})
             replies[offered] = offered.opened()
-        silent, asking, failed = [(await book.take(player="lost"))[0] for _ in range(3)]
-        (playing,) = await book.take(player="another")
+        silent, asking, failed = [(await registry.take(player="lost"))[0] for _ in range(3)]
+        (playing,) = await registry.take(player="another")
         asked = [asyncio.ensure_future(session.ask(call(ASKED))) for session in (asking, failed)]
         await asyncio.sleep(0)
         failed.fail("KeyError: 'x'")
-        assert book.lose("lost") == 2
+        assert registry.lose("lost") == 2
         assert (await replies[silent]).words == "the agent process exited"
         for one in asked:
-            with pytest.raises(ChatMistake):
+            with pytest.raises(ChatRefusal):
                 await one
         ends = [(await session.step(PolicyTurn("7"))).reason for session in (asking, failed)]
         assert (ends, asking.ending, playing.is_over) == ([GIVEN_UP, RAISED], GIVEN_UP, False)
-        late = book.offer("qwen", "guess", {"seed": 1})
-        assert await book.take(player="lost", wait_s=0.0) == []
-        assert (book.lose("lost"), await book.take(player="another")) == (0, [late])
-        return dict(book.counts)
+        late = registry.offer("qwen", "guess", {"seed": 1})
+        assert await registry.take(player="lost", wait_s=0.0) == []
+        assert (registry.lose("lost"), await registry.take(player="another")) == (0, [late])
+        return dict(registry.counts)
 
     assert asyncio.run(script()) == {"offered": 5, "expired": 2}
 
 
-async def of_two_policies(book):
+async def of_two_policies(registry):
     """The sessions of one agent."""
     for policy in ("qwen", "llama"):
-        book.offer(policy, "guess", {"seed": 1})
-    return await book.take(["qwen", "llama"])
+        registry.offer(policy, "guess", {"seed": 1})
+    return await registry.take(["qwen", "llama"])
 
 
 def test_an_agent_of_several_policies_is_heard_in_any_of_its_episodes():
@@ -570,19 +570,19 @@ def test_an_agent_of_several_policies_is_heard_in_any_of_its_episodes():
 
     async def script():
         clock = Clock()
-        book = SessionBook(idle_s=5.0, clock=clock)
-        qwen, llama = await of_two_policies(book)
+        registry = SessionRegistry(idle_s=5.0, clock=clock)
+        qwen, llama = await of_two_policies(registry)
         replies = [session.opened() for session in (qwen, llama)]
         asking = asyncio.ensure_future(llama.ask(call(ASKED)))
         await asyncio.sleep(0)
         clock.now_s = 40.0
-        assert book.expire() == []
+        assert registry.expire() == []
         replies.append(llama.step(PolicyTurn("7")))
         await asking
         clock.now_s = 44.0
-        assert book.expire() == []
+        assert registry.expire() == []
         clock.now_s = 46.0
-        assert book.expire() == [qwen, llama]
+        assert registry.expire() == [qwen, llama]
         return [(await reply).reason for reply in (replies[0], replies[2])]
 
     assert asyncio.run(script()) == [GIVEN_UP, GIVEN_UP]
@@ -593,15 +593,15 @@ def test_a_turn_of_another_policy_is_not_waited_for_for_good():
 
     async def script():
         clock = Clock()
-        book = SessionBook(idle_s=5.0, clock=clock)
-        qwen, llama = await of_two_policies(book)
+        registry = SessionRegistry(idle_s=5.0, clock=clock)
+        qwen, llama = await of_two_policies(registry)
         qwen.opened(), llama.opened()
         asking = asyncio.ensure_future(llama.ask(call(ASKED)))
         await asyncio.sleep(0)
         clock.now_s = 50.0
-        assert book.expire() == []
+        assert registry.expire() == []
         clock.now_s = 51.0
-        assert book.expire() == [qwen]
+        assert registry.expire() == [qwen]
         asking.cancel()
 
     asyncio.run(script())
@@ -612,31 +612,31 @@ def test_ten_thousand_sessions_that_nobody_plays_on_cost_little_and_end_together
 
     async def script():
         clock = Clock()
-        book = SessionBook(idle_s=5.0, clock=clock)
+        registry = SessionRegistry(idle_s=5.0, clock=clock)
         tracemalloc.start()
         began_s = time.process_time()
         replies, sessions = [], []
         for number in range(10_000):
-            replies.append(book.offer("qwen", "guess", {"seed": number}).opened())
-            sessions += await book.take(wait_s=0.0)
+            replies.append(registry.offer("qwen", "guess", {"seed": number}).opened())
+            sessions += await registry.take(wait_s=0.0)
         num_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert (len(book), book.num_offered) == (10_000, 0)
+        assert (len(registry), registry.num_offered) == (10_000, 0)
         clock.now_s = 6.0
-        assert book.expire() == sessions
+        assert registry.expire() == sessions
         assert {reply.result().reason for reply in replies} == {GIVEN_UP}
         for session in sessions:
-            book.leave(session)
-        assert (len(book), book.counts["expired"], book.counts[f"ends/{GIVEN_UP}"]) == (0, 10_000, 10_000)
+            registry.leave(session)
+        assert (len(registry), registry.counts["expired"], registry.counts[f"ends/{GIVEN_UP}"]) == (0, 10_000, 10_000)
         assert time.process_time() - began_s < 30
         assert num_bytes < 10_000 * 8192
         codes = []
         for session in (sessions[0], sessions[-1]):
-            with pytest.raises(ChatMistake) as found:
-                book.session(session.session_id)
+            with pytest.raises(ChatRefusal) as found:
+                registry.session(session.session_id)
             codes.append(found.value.code)
-        offered = book.offer("qwen", "guess", {"seed": 1})
-        assert await book.take(wait_s=0.0) == [offered]
+        offered = registry.offer("qwen", "guess", {"seed": 1})
+        assert await registry.take(wait_s=0.0) == [offered]
         return codes
 
     assert asyncio.run(script()) == ["no_session", "episode_over"]
@@ -644,16 +644,16 @@ def test_ten_thousand_sessions_that_nobody_plays_on_cost_little_and_end_together
 
 def test_an_agent_too_many_is_told_to_come_later_and_those_that_wait_are_served(monkeypatch):
     """In one line; the first of them has the next episode."""
-    monkeypatch.setattr(session_book, "MAX_WAITING_AGENTS", 3)
+    monkeypatch.setattr(session_registry, "MAX_WAITING_AGENTS", 3)
 
     async def script():
-        book = SessionBook(idle_s=5.0)
-        waiting = [asyncio.ensure_future(book.take()) for _ in range(3)]
+        registry = SessionRegistry(idle_s=5.0)
+        waiting = [asyncio.ensure_future(registry.take()) for _ in range(3)]
         await asyncio.sleep(0)
-        with pytest.raises(ChatMistake, match="too many agents are waiting for episodes; try again later") as found:
-            await book.take()
-        assert (found.value.status, found.value.code, book.num_waiting) == (429, "too_many", 3)
-        offered = [book.offer("qwen", "guess", {"seed": number}) for number in range(3)]
+        with pytest.raises(ChatRefusal, match="too many agents are waiting for episodes; try again later") as found:
+            await registry.take()
+        assert (found.value.status, found.value.code, registry.num_waiting) == (429, "too_many", 3)
+        offered = [registry.offer("qwen", "guess", {"seed": number}) for number in range(3)]
         return sorted(map(id, offered)) == sorted(id(one) for (one,) in await asyncio.gather(*waiting))
 
     assert asyncio.run(script())

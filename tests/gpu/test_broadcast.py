@@ -9,7 +9,7 @@ from mrl.models.parameters import named_weights
 from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.rollouts import WeightsNotice, WeightsRequest
 from mrl.records.version import Version
-from mrl.rollout.updates import prove
+from mrl.rollout.weight_updates import prove
 from mrl.weights.broadcast import BroadcastPublisher
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.manifest import read_manifest

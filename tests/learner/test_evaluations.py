@@ -7,7 +7,7 @@ import pytest
 
 from mrl.learner.evaluations import EvaluationPlan, Evaluations
 from mrl.learner.held_out_ledger import HeldOutLedger
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import HeldOutAnswer, WorkRequest
 from mrl.records.telemetry_messages import MetricsRecord, SampleRecord

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from mrl.learner.held_out_ledger import HeldOutLedger
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.ledger import SamplingLimits, WorkLedger
+from mrl.learner.worker_activity import WaitBounds
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import (
     MAX_GROUP_BYTES,
@@ -43,7 +43,7 @@ def connected(folder: Path, *, evaluates: bool = True, evaluates_alone: bool = F
     """An intake and one worker's link to it."""
     keys = create_keys(folder / "keys", [Grant("worker", "a")])
     server = ServerSocket(keys, max_message_bytes=MAX_GROUP_BYTES)
-    ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
+    ledger = WorkLedger(SamplingLimits(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
     held_out = HeldOutLedger("a") if evaluates else None
     intake = Intake(server, ledger, held_out=held_out, evaluates_alone=evaluates_alone)
     link = WorkerLink("worker/a/0")
@@ -177,7 +177,7 @@ def test_a_wait_widens_the_window_only_where_workers_had_room_for_more(tmp_path,
     """A second of it: by half a batch while a worker got less than it asked for, not at all while it got everything."""
     seconds = itertools.count()
     server = ServerSocket(create_keys(tmp_path / "keys", [Grant("worker", "a")]))
-    ledger = WorkLedger(Pace(2, 2, 3, 100, adaptive=True), lambda position: f"p{position}", Version(0, 0))
+    ledger = WorkLedger(SamplingLimits(2, 2, 3, 100, adaptive=True), lambda position: f"p{position}", Version(0, 0))
     assert ledger.window is not None
     ledger.window.groups = 5.0
     intake = Intake(server, ledger, clock=lambda: float(next(seconds)))

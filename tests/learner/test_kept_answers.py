@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from mrl.learner.batches import PreparedStep
-from mrl.learner.kept_rows import sample_writer
 from mrl.learner.step_order import StepOrder
+from mrl.learner.training_dumps import sample_writer
 from mrl.metrics.rollout_files import RolloutFiles, read_rollouts, rollout_files
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.episodes import EpisodeSegment, Message
@@ -73,9 +73,9 @@ def test_episodes_are_kept_with_their_turns_and_what_they_began_with(tmp_path, t
     group = msgspec.structs.replace(group, answers=[msgspec.structs.replace(group.answers[0], segments=segments)])
     shared = tuple(SharedTurn(is_sampled=one.is_sampled, messages=one.messages) for one in segments)
     rescue = Rescue("p1", "llama", b"text", 1.0, prompt_token_ids=(7, 8), turns=shared)
-    spelling = SimpleNamespace(read=lambda token_ids: f"ids {list(token_ids)}")
+    renderer = SimpleNamespace(read=lambda token_ids: f"ids {list(token_ids)}")
     telemetry = Telemetry("learner/qwen", "qwen", told.append)
-    write = sample_writer(SimpleNamespace(prompt=PROMPTS.__getitem__), telemetry, tmp_path, 1, spelling)
+    write = sample_writer(SimpleNamespace(prompt=PROMPTS.__getitem__), telemetry, tmp_path, 1, renderer)
 
     write(6, PreparedStep(StepOrder([], {}), {}, [group], [rescue], tokens=0))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import pack_array
 from mrl.records.episodes import EpisodeSegment
@@ -14,10 +14,10 @@ from mrl.records.rollouts import Continuation, ScoredGroup, StaleGroup, WorkRequ
 from mrl.records.version import Version, VersionSpan
 from tests.support.answers import made_answer
 
-PACE = Pace(groups_per_step=4, group_size=2, max_staleness_versions=1, total_steps=10)
+PACE = SamplingLimits(groups_per_step=4, group_size=2, max_staleness_versions=1, total_steps=10)
 
 
-def ledger(epoch: int = 0, step: int = 0, pace: Pace = PACE) -> WorkLedger:
+def ledger(epoch: int = 0, step: int = 0, pace: SamplingLimits = PACE) -> WorkLedger:
     return WorkLedger(pace, lambda position: f"p{position}", Version(epoch, step), step=step)
 
 
@@ -66,7 +66,7 @@ def test_a_worker_that_is_behind_gets_what_can_still_be_fresh(make_group):
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=20, max_size=60))
 def test_nothing_goes_stale_that_ends_in_the_order_in_which_it_began(eta, turns):
     """However late a worker takes new weights: a full stock is trained on to the last group."""
-    books = ledger(pace=Pace(4, 2, eta, total_steps=1000))
+    books = ledger(pace=SamplingLimits(4, 2, eta, total_steps=1000))
     step = serving = trained = 0
     for newer, room in turns:
         serving = min(step, serving + newer)
@@ -81,7 +81,7 @@ def test_nothing_goes_stale_that_ends_in_the_order_in_which_it_began(eta, turns)
 
 def test_a_worker_is_granted_the_work_of_an_announced_version_at_once(make_group):
     """Before the learner, which has other things to do behind its step, asks for the next batch."""
-    books = ledger(pace=Pace(4, 2, max_staleness_versions=0, total_steps=10))
+    books = ledger(pace=SamplingLimits(4, 2, max_staleness_versions=0, total_steps=10))
     books.accept([make_group(item.ticket) for item in books.grant(ask(4), 0.0)], "w", 0.0)
     books.take_batch(0)
     assert books.grant(ask(9), 0.0) == []
@@ -94,7 +94,7 @@ def test_a_worker_is_granted_the_work_of_an_announced_version_at_once(make_group
 
 def test_no_more_is_granted_than_the_run_needs(make_group):
     """The last steps sample exactly what they train on."""
-    books = ledger(pace=Pace(4, 2, max_staleness_versions=5, total_steps=1))
+    books = ledger(pace=SamplingLimits(4, 2, max_staleness_versions=5, total_steps=1))
 
     assert len(books.grant(ask(100), 0.0)) == 4
 
@@ -330,7 +330,7 @@ MIXED, FAILED, PASSED = (1.0, 0.0), (0.0, 0.0), (1.0, 1.0)
 
 def test_uniform_groups_make_room_for_the_next_prompts(make_group):
     """With dynamic sampling a group of equal rewards is counted and reported, and another prompt is sampled instead."""
-    books = ledger(pace=Pace(4, 2, 0, 10, drop_uniform=True))
+    books = ledger(pace=SamplingLimits(4, 2, 0, 10, drop_uniform=True))
     items = books.grant(ask(100), 0.0)
     rewards = [MIXED, FAILED, PASSED, MIXED]
     groups = [make_group(item.ticket, reward) for item, reward in zip(items, rewards, strict=True)]
@@ -356,7 +356,7 @@ def test_uniform_groups_stay_without_dynamic_sampling(make_group):
 
 def test_dynamic_sampling_ends_at_its_limit_and_begins_anew_with_every_batch(make_group):
     """After max_resampling * B groups uniform ones are taken, and counted as such."""
-    books = ledger(pace=Pace(2, 2, 0, 10, drop_uniform=True, max_resampling=2.0))
+    books = ledger(pace=SamplingLimits(2, 2, 0, 10, drop_uniform=True, max_resampling=2.0))
     dropped = fill(books, make_group, [FAILED] * 2)
     taken = fill(books, make_group, [FAILED] * 2)
 
@@ -369,7 +369,7 @@ def test_dynamic_sampling_ends_at_its_limit_and_begins_anew_with_every_batch(mak
 
 def test_a_resume_goes_on_resampling_where_it_was(make_group):
     """A dropped prompt does not come again, and the limit counts it still."""
-    pace = Pace(2, 2, 0, 10, drop_uniform=True, max_resampling=2.0)
+    pace = SamplingLimits(2, 2, 0, 10, drop_uniform=True, max_resampling=2.0)
     books = ledger(pace=pace)
     fill(books, make_group, [FAILED, MIXED])
     resumed = ledger(epoch=1, pace=pace)
@@ -384,7 +384,7 @@ def test_a_resume_goes_on_resampling_where_it_was(make_group):
 
 def test_settled_groups_go_first_and_others_only_as_long_as_they_may_wait(make_group):
     """Held once, an unsettled group goes with the next batch before all others; each rank is oldest first."""
-    books = ledger(pace=Pace(2, 2, 3, 10))
+    books = ledger(pace=SamplingLimits(2, 2, 3, 10))
     fill(books, make_group, [MIXED] * 6)
 
     def settled(group) -> bool:
@@ -399,7 +399,7 @@ def test_settled_groups_go_first_and_others_only_as_long_as_they_may_wait(make_g
 
 def test_a_group_at_the_staleness_bound_does_not_wait(make_group):
     """Rather than being dropped it is trained alone."""
-    books = ledger(pace=Pace(1, 2, 1, 10))
+    books = ledger(pace=SamplingLimits(1, 2, 1, 10))
     fill(books, make_group, [MIXED], step=0)
     books.step = 1
     fill(books, make_group, [MIXED], step=1)
@@ -411,7 +411,7 @@ def test_a_group_at_the_staleness_bound_does_not_wait(make_group):
 @pytest.mark.parametrize("hold_versions", [0, 3])
 def test_groups_of_equal_standing_go_oldest_first(make_group, verdict, hold_versions):
     """A regime that never waits, or that waits for all, changes nothing."""
-    books = ledger(pace=Pace(2, 2, 5, 10))
+    books = ledger(pace=SamplingLimits(2, 2, 5, 10))
     fill(books, make_group, [MIXED] * 6)
 
     batches = [prompts(books.take_batch(step, lambda _: verdict, hold_versions) or []) for step in range(3)]
@@ -421,7 +421,7 @@ def test_groups_of_equal_standing_go_oldest_first(make_group, verdict, hold_vers
 
 def test_nothing_is_held_back_when_a_batch_needs_it(make_group):
     """With exactly enough groups all of them go, settled or not; with fewer there is no batch to speak of."""
-    books = ledger(pace=Pace(3, 2, 5, 10))
+    books = ledger(pace=SamplingLimits(3, 2, 5, 10))
     fill(books, make_group, [MIXED] * 2)
     assert books.unsettled(0, lambda _: False, 9) is None
     fill(books, make_group, [MIXED])
@@ -431,7 +431,7 @@ def test_nothing_is_held_back_when_a_batch_needs_it(make_group):
     assert books.take_batch(1) is None
 
 
-ADAPTIVE = Pace(groups_per_step=5, group_size=2, max_staleness_versions=3, total_steps=1000, adaptive=True)
+ADAPTIVE = SamplingLimits(groups_per_step=5, group_size=2, max_staleness_versions=3, total_steps=1000, adaptive=True)
 
 
 def held_groups(books: WorkLedger) -> int:
@@ -497,7 +497,7 @@ EVENTS = st.lists(
 @given(EVENTS, st.booleans(), st.integers(0, 3), st.booleans())
 def test_every_position_is_trained_dropped_or_open(events, drop_uniform, hold_versions, adaptive):
     """Whatever happens, no position of the prompt order is lost and none is trained twice; nothing stale is trained."""
-    books, step = ledger(pace=Pace(2, 2, 2, 1000, drop_uniform, 3.0, adaptive)), 0
+    books, step = ledger(pace=SamplingLimits(2, 2, 2, 1000, drop_uniform, 3.0, adaptive)), 0
     held: dict[str, int] = {}
     trained: list[int] = []
     for event, number in events:

@@ -9,10 +9,10 @@ import pytest
 
 from mrl.alignment.next_units import NextUnits
 from mrl.errors import RoleFailed
-from mrl.learner.kept_rows import keep_batch
 from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.step_order import StepOrder
+from mrl.learner.training_dumps import dump_batch
 from mrl.learner.training_loop import MAX_SKIPPED_UPDATES, Learner, Milestones
 from mrl.models.row_attention import use_row_attention
 from mrl.records.version import Version
@@ -30,7 +30,7 @@ def test_the_rows_of_a_skipped_update_can_be_read(make_rows, tmp_path):
     units = NextUnits(np.array([[7, 0]], np.int32), np.array([[-0.5, np.nan]], np.float32))
     rows[2] = replace(rows[2], teacher_units=units)
 
-    path = keep_batch(tmp_path, "qwen", 7, order(rows))
+    path = dump_batch(tmp_path, "qwen", 7, order(rows))
 
     read = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["prompt_id"] for line in read] == [row.prompt_id for row in rows]
@@ -45,8 +45,8 @@ def test_the_rows_of_a_skipped_update_can_be_read(make_rows, tmp_path):
 def test_the_newest_few_are_kept_of_every_policy(make_rows, tmp_path):
     """By their step, not by their name."""
     for step in (8, 9, 10, 100):
-        keep_batch(tmp_path, "qwen", step, order(make_rows(1)))
-    keep_batch(tmp_path, "llama", 1, order(make_rows(1)))
+        dump_batch(tmp_path, "qwen", step, order(make_rows(1)))
+    dump_batch(tmp_path, "llama", 1, order(make_rows(1)))
 
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["skipped-llama-step_1.jsonl", *(f"skipped-qwen-step_{step}.jsonl" for step in (10, 100, 9))]

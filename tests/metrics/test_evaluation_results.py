@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mrl.metrics.evaluation_results import tell_evaluation
+from mrl.metrics.evaluation_results import emit_evaluation
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.evaluation_messages import Estimate, EvaluationResult, TaskAccuracy
 from mrl.records.version import Version
@@ -16,7 +16,7 @@ PLAIN = EvaluationResult(
 
 def told(result: EvaluationResult, folder) -> dict[str, float]:
     sent = []
-    tell_evaluation(result, folder, Telemetry("learner/a", "a", sent.append))
+    emit_evaluation(result, folder, Telemetry("learner/a", "a", sent.append))
     assert msgspec.json.decode((folder / "a-40.json").read_bytes(), type=EvaluationResult) == result
     return sent[0].values
 

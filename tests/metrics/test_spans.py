@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mrl.metrics.time_spans import MAX_KEPT, PIECE_S, SHORT_S, Activity, EndedSpan, Lane, SpanBook
+from mrl.metrics.time_spans import MAX_KEPT, PIECE_S, SHORT_S, Activity, EndedSpan, Lane, SpanRecorder
 
 A, B, C = Activity("sampling"), Activity("delivering"), Activity("awaiting work", "learner/qwen", is_wait=True)
 
@@ -81,7 +81,7 @@ def test_what_nobody_takes_is_bounded() -> None:
 
 def test_what_goes_on_is_told_in_pieces() -> None:
     """A wait that never ends shows every few seconds, own or beside; not before, unless it is the last word."""
-    spans = SpanBook(A, 0.0)
+    spans = SpanRecorder(A, 0.0)
     spans.turn_to(C, 1.0)
     spans.begin("loading weights", 2.0)
     assert spans.take(5.9, 100) == ([EndedSpan(A, 0.0, 1.0)], [])
@@ -95,7 +95,7 @@ def test_what_goes_on_is_told_in_pieces() -> None:
 
 def test_things_beside_overlap_one_another() -> None:
     """Two threads at once: each thing has its own beginning and end."""
-    spans = SpanBook(A, 0.0)
+    spans = SpanRecorder(A, 0.0)
     loading, verifying = spans.begin("loading", 1.0), spans.begin("verifying", 2.0)
     spans.end(loading, 3.0)
     spans.end(verifying, 4.0)
@@ -110,7 +110,7 @@ def test_things_beside_overlap_one_another() -> None:
 
 def test_a_record_has_room_for_so_many_spans_and_the_rest_comes_next() -> None:
     """Own spans first."""
-    spans = SpanBook(A, 0.0)
+    spans = SpanRecorder(A, 0.0)
     for number in range(1, 5):
         spans.turn_to((A, C)[number % 2], float(number))
     spans.end(spans.begin("load", 1.0), 2.0)

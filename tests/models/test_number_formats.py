@@ -9,7 +9,7 @@ import torch
 from mrl.config.policy_tables import LearnerTable
 from mrl.learner.ranks.world import World
 from mrl.learner.sharding import place
-from mrl.models.number_formats import ComputedIn, coarser, rounded
+from mrl.models.number_formats import EmulatedPrecision, coarser, rounded
 from mrl.models.scoring import score_tokens
 from mrl.weights.canary import canary_sequences
 
@@ -31,7 +31,7 @@ def test_a_model_computes_as_its_copy_of_that_format(tiny_model, family, number_
     model = tiny_model(family)
     before = score_tokens(model, TEXTS)
 
-    with ComputedIn(number_format, weights=number_format):
+    with EmulatedPrecision(number_format, weights=number_format):
         found = score_tokens(model, TEXTS)
 
     assert found == score_tokens(in_format(model, number_format), TEXTS)
@@ -42,7 +42,7 @@ def test_a_model_computes_as_its_copy_of_that_format(tiny_model, family, number_
 def test_weights_may_be_rounded_alone(tiny_model):
     """The arithmetic is that of float32 then."""
     model = tiny_model()
-    with ComputedIn("float32", weights="bfloat16"):
+    with EmulatedPrecision("float32", weights="bfloat16"):
         found = score_tokens(model, TEXTS)
 
     assert found == score_tokens(in_format(in_format(model, "bfloat16"), "float32"), TEXTS)
@@ -54,7 +54,7 @@ def test_a_wrapped_model_that_computes_in_16_bits_is_scored_in_float32(tiny_mode
     expected = score_tokens(in_format(in_format(model, "bfloat16"), "float32"), TEXTS)
     wrapped = place(model, LearnerTable(precision="bfloat16"), World(0, 1, torch.device("cpu")))
 
-    with ComputedIn("float32", weights="bfloat16"):
+    with EmulatedPrecision("float32", weights="bfloat16"):
         exact = score_tokens(wrapped, TEXTS)
 
     np.testing.assert_allclose(exact, expected, atol=1e-5, rtol=0)
@@ -77,7 +77,7 @@ def test_products_of_tf32_are_off_by_less_than_those_of_bfloat16(tiny_model):
     exact = np.asarray(score_tokens(model, TEXTS))
     off = {}
     for number_format in ("float32", "tf32", "bfloat16"):
-        with ComputedIn(number_format, weights=number_format):
+        with EmulatedPrecision(number_format, weights=number_format):
             off[number_format] = np.abs(np.asarray(score_tokens(model, TEXTS)) - exact).mean()
 
     assert off["float32"] == 0.0

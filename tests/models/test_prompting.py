@@ -8,7 +8,7 @@ from mrl.models.chat_template import FILE, read_template
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.make import make_policy
 from mrl.models.prompting import PromptEncoder, prompt_token_ids
-from mrl.models.turn_spelling import TurnSpelling
+from mrl.models.turn_renderer import TurnRenderer
 from mrl.records.episodes import Message
 
 
@@ -93,7 +93,7 @@ def test_a_template_that_prints_the_day_prints_that_of_the_run(folder):
     assert found is not None
     assert found.prints_day
     assert found.render("3") == "26 Jul 2024: [user]3[me]"
-    opening = TurnSpelling(folder, prompt, eos_ids=[0]).opening([Message("user", "3")])
+    opening = TurnRenderer(folder, prompt, eos_ids=[0]).opening([Message("user", "3")])
     assert load_tokenizer(folder).decode(opening) == "26 Jul 2024: [user]3[me]"
     assert asked(folder, "3", chat_template=template) == f"{date.today():%d %b %Y}: [user]3[me]"
 

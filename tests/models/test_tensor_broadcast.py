@@ -24,7 +24,7 @@ from mrl.models.tensor_broadcast import (
     views,
 )
 from mrl.models.tensor_file import digest, nowhere, shape_of
-from mrl.records.rollouts import Meeting
+from mrl.records.rollouts import BroadcastRendezvous
 
 TENSORS = {
     "a": torch.arange(6.0).reshape(2, 3),
@@ -34,8 +34,10 @@ TENSORS = {
 }
 
 
-def meeting_at(store, *, world_size: int = 2, name: str = "a-0.1-1") -> Meeting:
-    return Meeting(host="127.0.0.1", port=store.port, name=name, backend="gloo", first_rank=1, world_size=world_size)
+def meeting_at(store, *, world_size: int = 2, name: str = "a-0.1-1") -> BroadcastRendezvous:
+    return BroadcastRendezvous(
+        host="127.0.0.1", port=store.port, name=name, backend="gloo", first_rank=1, world_size=world_size
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from([torch.float32, torch.bfloat16]), st.integers(1, 40)), max_size=30))
@@ -130,7 +132,9 @@ def test_a_sender_that_takes_the_connection_and_says_nothing_is_a_lost_peer(monk
     monkeypatch.setattr(tensor_broadcast, "MEET_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        meeting = Meeting(host="127.0.0.1", port=port, name="a-0.1-1", backend="gloo", first_rank=1, world_size=2)
+        meeting = BroadcastRendezvous(
+            host="127.0.0.1", port=port, name="a-0.1-1", backend="gloo", first_rank=1, world_size=2
+        )
         with pytest.raises(PeerLost, match=rf"broadcast a-0\.1-1: no sender at 127\.0\.0\.1:{port}"):
             join(meeting, 1)
 

@@ -8,8 +8,8 @@ import pytest
 
 from mrl.config.policy_tables import ServerTable
 from mrl.config.schema import RunConfig
-from mrl.engines.bounds import Bounds, bounds_of
-from mrl.engines.dialect import Launch
+from mrl.engines.server_backend import Launch
+from mrl.engines.server_timeouts import ServerTimeouts, timeouts_of
 from mrl.processes import engines
 from mrl.processes.engines import answers_at_once
 from tests.support.word_runs import word_run
@@ -19,7 +19,7 @@ def test_every_bound_of_a_server_is_the_configured_one(tmp_path):
     """Each is another number."""
     table = ServerTable(start_s=1.0, silence_s=2.0, stall_s=3.0, load_s=4.0)
 
-    assert bounds_of(table, tmp_path) == Bounds(start_s=1.0, silence_s=2.0, stall_s=3.0, load_s=4.0)
+    assert timeouts_of(table, tmp_path) == ServerTimeouts(start_s=1.0, silence_s=2.0, stall_s=3.0, load_s=4.0)
 
 
 def test_without_a_word_about_it_the_time_for_new_weights_follows_the_model(tmp_path):
@@ -27,7 +27,7 @@ def test_without_a_word_about_it_the_time_for_new_weights_follows_the_model(tmp_
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.truncate(500_000_000)
 
-    assert bounds_of(ServerTable(), tmp_path).load_s == 70.0
+    assert timeouts_of(ServerTable(), tmp_path).load_s == 70.0
 
 
 def config_of(engine: str = "embedded", **allocation: object) -> RunConfig:

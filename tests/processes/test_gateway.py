@@ -9,7 +9,7 @@ from aiohttp import web
 from mrl.config.schema import GatewayTable
 from mrl.errors import AddressError
 from mrl.processes.gateway import kept_key, listen
-from mrl.tasks.environments.agent_meeting import ENDPOINT
+from mrl.tasks.environments.gateway_location import ENDPOINT
 from mrl.transport.endpoints import port_of, read_endpoint
 
 

@@ -15,7 +15,7 @@ from mrl.config.run_folder import RunFolder, create_run_folder, read_run_config
 from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError, MissingError, PeerLost
 from mrl.metrics.telemetry import Telemetry
-from mrl.processes import join, wiring
+from mrl.processes import join, role_runtime
 from mrl.processes.planning.hosts import Host
 from mrl.processes.planning.plan import Plan, ProcessSpec
 from mrl.records.codec import decode, encode
@@ -154,7 +154,9 @@ def test_heartbeats_go_back_to_the_roles_of_the_host(folder: RunFolder, monkeypa
         thread, _ = joined(folder)
         until(lambda: (folder.endpoints / "telemetry-h1.json").exists())
         with ExitStack() as closing:
-            role = wiring.link(folder, "telemetry-h1", identity="worker/b/0", on_message=back.put, closing=closing)
+            role = role_runtime.link(
+                folder, "telemetry-h1", identity="worker/b/0", on_message=back.put, closing=closing
+            )
             heartbeat = encode(Telemetry("worker/b/0", "b", lambda _: None).beat())
             role.post(heartbeat)
             assert back.get(timeout=120) == heartbeat

@@ -33,8 +33,8 @@ def config(monkeypatch: pytest.MonkeyPatch, tiny_model: Any, tmp_path: Path) -> 
     """That of a learner with a real model in a real trainer, and nobody to speak to."""
     regime = SimpleNamespace(components=(Component("own", Imitation(), 1.0, "rows", "own"),))
     for name, value in {
-        "wiring.stop_event": threading.Event,
-        "wiring.connect_telemetry": lambda *_: Telemetry("learner/qwen", "qwen", lambda record: True),
+        "role_runtime.stop_event": threading.Event,
+        "role_runtime.connect_telemetry": lambda *_: Telemetry("learner/qwen", "qwen", lambda record: True),
         "own_receiver": lambda _: None,
         "sharing_context": lambda *_: None,
         "build_regime": lambda *_: regime,
@@ -96,7 +96,7 @@ def test_a_learner_that_never_evaluates_has_neither_books_nor_a_plan(
     create_keys(folder.keys, [Grant("worker", "qwen")])
     telemetry = Telemetry("learner/qwen", "qwen", lambda record: True)
     with ExitStack() as closing:
-        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder(), spelling=None, voted=())
+        regime, context = SimpleNamespace(), SimpleNamespace(recorder=SharingRecorder(), renderer=None, voted=())
         life = learner_role._Life(config, folder, "qwen", telemetry, closing)
         first = FIRST_RANK(life, regime, context, start=Version(0, 0), checkpoint=None, courier=None)
     assert (first.evaluations is not None, first.intake._held_out is not None) == (evaluates, evaluates)

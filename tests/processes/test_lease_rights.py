@@ -2,7 +2,7 @@
 
 import pytest
 
-from mrl.processes.lease_rights import may_say
+from mrl.processes.lease_rights import may_send
 from mrl.records.leases import LearnerReport, LeaseRequest, LeaseReturn
 from mrl.records.unit_messages import NodeReport
 from mrl.transport.grants import Grant
@@ -43,4 +43,4 @@ def request(holder: str, policy: str) -> LeaseRequest:
 )
 def test_nobody_speaks_for_others(grant, message, is_allowed):
     """A lease that another's worker gave back would be granted twice."""
-    assert may_say(grant, message) is is_allowed
+    assert may_send(grant, message) is is_allowed

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from mrl.config.policy_tables import PolicyTable
 from mrl.models.tokenizers import train_byte_level
-from mrl.processes.episode_wiring import own_receiver
+from mrl.processes.episode_setup import own_receiver
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 HEADERS = (

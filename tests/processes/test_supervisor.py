@@ -624,7 +624,7 @@ import os, signal, time
 from contextlib import ExitStack
 from pathlib import Path
 from mrl.config.run_folder import RunFolder
-from mrl.processes.wiring import connect_telemetry
+from mrl.processes.role_runtime import connect_telemetry
 folder = RunFolder(Path({folder!r}))
 with ExitStack() as closing:
     telemetry = connect_telemetry(folder, "learner/a", "a", closing)

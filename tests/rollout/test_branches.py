@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 from mrl.alignment.receiver import load_receiver
 from mrl.config.policy_tables import ObjectiveTable, PromptTable
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Finished, Sampling
+from mrl.engines.engine import FinishedAnswer, Sampling
 from mrl.engines.token_sampling import answer_seeds
 from mrl.learner.forward import ForwardSettings
 from mrl.learner.packing import pack
@@ -21,22 +21,22 @@ from mrl.learner.ranks.world import World
 from mrl.learner.step import Updater
 from mrl.models.load_policy import load_tokenizer
 from mrl.models.row_attention import use_row_attention
-from mrl.models.turn_spelling import TurnSpelling
-from mrl.processes.episode_wiring import OwnWords, read_turn
+from mrl.models.turn_renderer import TurnRenderer
+from mrl.processes.episode_setup import PeerEpisodeRenderer, read_turn
 from mrl.records.codec import pack_array
 from mrl.records.episodes import MAX_LAST_CHARS, Message, ToolCall, ToolSpec
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.records.version import Version
-from mrl.rollout.bare_rows import given_row, spelled_turn
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
-from mrl.rollout.playing import EpisodeEngine, Stage
-from mrl.rollout.replaying import OwnVoice
+from mrl.rollout.episode_engine import EpisodeEngine, EpisodeSetup
+from mrl.rollout.raw_prompts import given_row, spelled_turn
+from mrl.rollout.turn_replay import TurnCodec
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.regimes import build_regime
-from mrl.tasks.environments.contract import BareText, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.contract import EnvironmentTurn, PolicyTurn, RawPrompt
 from mrl.tasks.environments.tool_syntax import NONE, syntax_of
 from tests.support.episode_rows import rows_of
 from tests.support.forgetful_template import END, FORGETFUL, OPEN
@@ -66,7 +66,7 @@ def branch(*messages: Message, tools: tuple[ToolSpec, ...] = ()) -> EnvironmentT
 
 def bare(text: str | None, *token_ids: int) -> EnvironmentTurn:
     """Text without roles, or ids."""
-    return EnvironmentTurn(bare=BareText(text, token_ids), wants_tokens=True)
+    return EnvironmentTurn(bare=RawPrompt(text, token_ids), wants_tokens=True)
 
 
 def done(reward: float = 1.0) -> EnvironmentTurn:
@@ -154,7 +154,7 @@ def ends_early(monkeypatch):
             size = min(3, said.token_ids.size)
             span = type(said.versions[0])(size, said.versions[0].version)
             short = type(said)(said.token_ids[:size], said.logprobs[:size], [span], FinishReason.STOP)
-            ended.append(Finished(one.request_id, one.index, short))
+            ended.append(FinishedAnswer(one.request_id, one.index, short))
         return ended
 
     monkeypatch.setattr(EmbeddedEngine, "collect", collect)
@@ -175,36 +175,36 @@ def play(ends_early):
 
     def play(folder, *scripts, history="sampled", can_call=True, max_turns=9, given=(), **limits) -> Played:
         end = load_tokenizer(folder).eos_token_id
-        spelling = TurnSpelling(folder, PromptTable(history=history), eos_ids=[end])
-        syntax, found = syntax_of(spelling.template), Played()
+        renderer = TurnRenderer(folder, PromptTable(history=history), eos_ids=[end])
+        syntax, found = syntax_of(renderer.template), Played()
         found.with_tools = []
 
         def read(text, is_cut, tools):
             found.with_tools.append(bool(tools))
             return read_turn(syntax if tools else NONE, text, is_cut=is_cut)
 
-        words = OwnWords(spelling, end, TURN_TOKENS, 10_000)
+        words = PeerEpisodeRenderer(renderer, end, TURN_TOKENS, 10_000)
         found.agents = [Scripted(script or SCRIPT, float(number)) for number, script in enumerate(scripts)]
         waiting = iter(found.agents)
         engine = EmbeddedEngine(folder, Sampling(1.0, TURN_TOKENS, (end,)), device="cpu", max_running=8)
         engine.label(Version(0, 1))
         bounds = {"row_tokens": 10_000, "pass_tokens": 10_000, "max_tokens": 10_000} | limits
-        stage = Stage(
+        setup = EpisodeSetup(
             open=lambda prompt_id: next(waiting),
             rules=lambda prompt_id: EpisodeRules(max_turns, bounds["max_tokens"], failed_reward=-1.0),
-            voice=OwnVoice(
-                spelling,
+            codec=TurnCodec(
+                renderer,
                 read,
                 words.turn,
                 can_call,
                 so_far=lambda text, _: text,
-                spelled=lambda token_id: spelling.name(token_id).encode(),
+                spelled=lambda token_id: renderer.name(token_id).encode(),
             ),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=bounds["row_tokens"],
             pass_tokens=bounds["pass_tokens"],
         )
-        found.player = EpisodeEngine(engine, stage)
+        found.player = EpisodeEngine(engine, setup)
         players.append(found.player)
         seeds = answer_seeds(1, "a", "7", 0, len(scripts))
         found.player.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7", given=given)])
@@ -254,10 +254,10 @@ def test_each_branch_is_a_row_of_what_the_template_renders(folder, play, history
     assert (played.ending, played.verdict.reward) == ("done", 1.0)
     shown = rows_of(played)
     assert [shown[0], shown[2], shown[4]] == [rendered(folder, *one) for one in SHOWN]
-    spelling = TurnSpelling(folder, eos_ids=[load_tokenizer(folder).eos_token_id])
+    renderer = TurnRenderer(folder, eos_ids=[load_tokenizer(folder).eos_token_id])
     for before, behind, new in ((0, 1, user("two")), (2, 3, Message("tool", "7", name="add"))):
         turn = [one for one, segment in zip(parts_of(played), played.segments, strict=True) if segment.is_sampled]
-        bridge = spelling.bridge(turn[before].tolist(), (), [new]).tolist()
+        bridge = renderer.bridge(turn[before].tolist(), (), [new]).tolist()
         assert shown[behind] == [*shown[before], *turn[before].tolist(), *bridge]
     assert marks_of(played) == [(False, False), (True, True), (False, False), (True, True)]
     assert found.with_tools == [False, False, True, True, False], "how each turn is read"
@@ -381,7 +381,7 @@ def test_without_a_template_a_row_that_begins_with_a_turn_begins_as_any_other(ma
 
 def test_a_branch_of_more_bytes_than_its_row_has_tokens_is_not_spelled(folder, play, monkeypatch):
     """Tokenizers take seconds for a long word, and all episodes of the worker wait."""
-    monkeypatch.setattr(OwnVoice, "row", lambda *_: pytest.fail("spelled"))
+    monkeypatch.setattr(TurnCodec, "row", lambda *_: pytest.fail("spelled"))
     (played,) = play(folder, (told(user("one")), branch(user("x" * 3300)), done()), row_tokens=200)
     assert (played.ending, played.verdict.reward) == ("max_tokens", 0.0)
     assert not answer_of(played).is_rewritten
@@ -530,23 +530,23 @@ def test_text_that_repeats_a_row_goes_on_in_it_and_other_text_begins_one(folder,
 def test_what_ended_a_turn_has_to_be_said_again_by_whoever_goes_on(folder):
     """Else the policy would see it and its agent would not know; a row that is repeated as it is begins anew, too."""
     end = load_tokenizer(folder).eos_token_id
-    spelling = TurnSpelling(folder, eos_ids=[end])
-    prompt, turn = spelling.plain("one"), np.array([*spelling.plain(" two").tolist(), end], dtype=np.int32)
-    row, spelled = np.concatenate([prompt, turn]), "one" + spelled_turn(turn, spelling)
+    renderer = TurnRenderer(folder, eos_ids=[end])
+    prompt, turn = renderer.plain("one"), np.array([*renderer.plain(" two").tolist(), end], dtype=np.int32)
+    row, spelled = np.concatenate([prompt, turn]), "one" + spelled_turn(turn, renderer)
     assert spelled == f"one two{END}"
 
     def given(text, *token_ids):
-        found = given_row(BareText(text, token_ids), spelling, lambda: row, spelled)
+        found = given_row(RawPrompt(text, token_ids), renderer, lambda: row, spelled)
         return found.token_ids.tolist(), found.begins_row, found.spelled
 
     on = f"one two{END} three"
-    assert given(on) == (spelling.plain(" three").tolist(), False, on)
+    assert given(on) == (renderer.plain(" three").tolist(), False, on)
     for text in ("one two three", spelled, "one"):
-        assert given(text) == (spelling.plain(text).tolist(), True, text)
+        assert given(text) == (renderer.plain(text).tolist(), True, text)
     assert given(None, *row.tolist(), 7) == ([7], False, None)
     for ids in (row.tolist(), row[:-1].tolist(), [*row[:-1].tolist(), 7, 7]):
         assert given(None, *ids) == (ids, True, None)
-    assert given_row(BareText(on), spelling, lambda: row, None).begins_row, "what the row spells is not known"
+    assert given_row(RawPrompt(on), renderer, lambda: row, None).begins_row, "what the row spells is not known"
 
 
 @pytest.mark.parametrize(

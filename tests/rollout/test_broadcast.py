@@ -13,15 +13,15 @@ from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Sampling
 from mrl.errors import PeerLost
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.models import tensor_broadcast
 from mrl.models.parameters import named_weights
-from mrl.models.tensor_broadcast import Seats
+from mrl.models.tensor_broadcast import BroadcastRanks
 from mrl.records.rollouts import WeightsNotice
 from mrl.records.version import Version
-from mrl.rollout import updates
+from mrl.rollout import weight_updates
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.updates import Installed, NotOffered, Route, install
+from mrl.rollout.weight_updates import Installed, NotOffered, Route, install
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket
 from mrl.transport.grants import Grant
@@ -43,7 +43,7 @@ class Site:
         self.keys = create_keys(folder / "keys", [Grant("worker", "a")])
         self.server = ServerSocket(self.keys)
         self.publisher = BroadcastPublisher(Publisher(folder / "weights", "a"), host="127.0.0.1")
-        ledger = WorkLedger(Pace(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
+        ledger = WorkLedger(SamplingLimits(2, 2, 1, 100), lambda position: f"p{position}", Version(0, 0))
         self.intake = Intake(self.server, ledger, courier=self.publisher)
         self.clients: list[BackgroundClient] = []
         self.notice: WeightsNotice | None = None
@@ -135,7 +135,7 @@ def test_an_engine_with_another_nccl_is_sent_weights_by_gloo_and_the_log_names_b
     monkeypatch.setattr(broadcast, "gpu_id", lambda device: "GPU-0")
     monkeypatch.setattr(broadcast, "nccl_version", lambda device: "2.30.7")
     worker = site.worker()
-    monkeypatch.setattr(worker.engine, "broadcast_seats", lambda: Seats(1, "GPU-1", "2.29.1"))
+    monkeypatch.setattr(worker.engine, "broadcast_seats", lambda: BroadcastRanks(1, "GPU-1", "2.29.1"))
     with capture_logs() as lines:
         for step in (1, 2):
             site.publish(step)
@@ -215,7 +215,7 @@ def test_a_version_that_is_not_the_newest_any_more_is_not_offered(site):
 
 def test_a_learner_that_answers_nothing_costs_a_bound(site, monkeypatch):
     """A learner that is away: no broadcast, no files, no hang; the served version stays."""
-    monkeypatch.setattr(updates, "ROUTE_S", 0.2)
+    monkeypatch.setattr(weight_updates, "ROUTE_S", 0.2)
     worker = site.worker()
     site.publish(1)
     worker.follow()

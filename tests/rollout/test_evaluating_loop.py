@@ -14,15 +14,15 @@ from mrl.engines.token_sampling import answer_seeds
 from mrl.errors import EngineLost
 from mrl.learner.held_out_ledger import Evaluated, HeldOutLedger
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import decode, encode
-from mrl.records.plain_requests import LOST, PlainAnswer, PlainRefusal, PlainRequest, WorkerRoom
+from mrl.records.direct_requests import LOST, DirectAnswer, DirectRefusal, DirectRequest, WorkerRoom
 from mrl.records.rollouts import ScoredGroup, WeightsNotice, WorkRequest, worker_message_decoder
 from mrl.records.version import Version
-from mrl.rollout.duties import Duties
+from mrl.rollout.direct_serving import DirectServing
 from mrl.rollout.link import WorkerLink
-from mrl.rollout.plain_serving import PlainServing
+from mrl.rollout.loop_options import LoopOptions
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.held_out import MAX_GRANTS
@@ -52,7 +52,9 @@ class Learner:
 
     def __init__(self, folder, model, pool: TaskPool, *, in_step: bool) -> None:
         self._publisher, self._model, self.pool = Publisher(folder, "a"), model, pool
-        pace = Pace(groups_per_step=4, group_size=GROUP_SIZE, max_staleness_versions=0 if in_step else 2, total_steps=9)
+        pace = SamplingLimits(
+            groups_per_step=4, group_size=GROUP_SIZE, max_staleness_versions=0 if in_step else 2, total_steps=9
+        )
         ledger = WorkLedger(pace, lambda position: pool.prompt_at(position).prompt_id, resumed_at=Version(0, 0))
         self.intake = Intake(Nobody(), ledger, held_out=HeldOutLedger("a"), evaluates_alone=in_step)  # type: ignore[arg-type]
         self.link = WorkerLink("w")
@@ -96,7 +98,7 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
         max_new_tokens: int = 4,
         in_step: bool = False,
         share: float | None = 0.5,
-        plain: Callable[[Engine], PlainServing] = lambda _: None,  # type: ignore[assignment,return-value]
+        plain: Callable[[Engine], DirectServing] = lambda _: None,  # type: ignore[assignment,return-value]
     ) -> tuple[Learner, RolloutLoop]:
         model = tiny_model(seed=1, vocab_size=VOCAB)
         learner = Learner(tmp_path / "weights", model, own_pool, in_step=in_step)
@@ -105,7 +107,7 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
         engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=PLACES)
         prompt = np.arange(5, 9, dtype=np.int32)
         sampler = Sampler("a", 1, engine, own_pool, lambda text: prompt, receiver.completion_bytes)
-        duties = Duties(
+        options = LoopOptions(
             max_answers=lambda in_flight: PLACES,
             publish=lambda groups: None,
             max_staleness_versions=2,
@@ -114,7 +116,7 @@ def site(tmp_path, tiny_model, own_pool, receiver) -> Iterator[Callable[..., tup
             in_step=in_step,
         )
         telemetry = Telemetry("worker/a/0", "a", lambda record: True)
-        loop = RolloutLoop(sampler, learner.link, telemetry, duties, group_size=GROUP_SIZE, learner_bound_s=30.0)
+        loop = RolloutLoop(sampler, learner.link, telemetry, options, group_size=GROUP_SIZE, learner_bound_s=30.0)
         return learner, loop
 
     yield make
@@ -287,7 +289,7 @@ def test_prompts_that_take_the_engine_down_cost_themselves(site, monkeypatch):
         return collect(engine, timeout_s)
 
     monkeypatch.setattr(EmbeddedEngine, "collect", lost_with_them)
-    monkeypatch.setattr("mrl.tasks.held_out.HeldOutBook.grant", _only_the_first(learner))
+    monkeypatch.setattr("mrl.tasks.held_out.HeldOutTally.grant", _only_the_first(learner))
     learner.publish(0, evaluates=True)
     loop.run(lambda: learner.has(groups=12, evaluations=1))
 
@@ -298,9 +300,9 @@ def test_prompts_that_take_the_engine_down_cost_themselves(site, monkeypatch):
 
 def _only_the_first(learner: Learner):
     """One evaluation of one prompt."""
-    from mrl.tasks.held_out import HeldOutBook
+    from mrl.tasks.held_out import HeldOutTally
 
-    grant = HeldOutBook.grant
+    grant = HeldOutTally.grant
 
     def first(book, worker, most):
         book._is_waiting &= {0}
@@ -372,10 +374,10 @@ class Asker:
     policy = "a"
 
     def __init__(self, count: int) -> None:
-        self.coming = [PlainRequest(request_id=f"r{place}", text="x", seed=place) for place in range(count)]
+        self.coming = [DirectRequest(request_id=f"r{place}", text="x", seed=place) for place in range(count)]
         self.said: list[object] = []
 
-    def take(self) -> list[PlainRequest]:
+    def take(self) -> list[DirectRequest]:
         found, self.coming = self.coming, []
         return found
 
@@ -400,8 +402,8 @@ class Asker:
     def of(self, kind) -> list:
         return [one for one in self.said if isinstance(one, kind)]
 
-    def serving(self, engine) -> PlainServing:
-        return PlainServing(self, self, engine, share=0.25, group_size=GROUP_SIZE)  # type: ignore[arg-type]
+    def serving(self, engine) -> DirectServing:
+        return DirectServing(self, self, engine, share=0.25, group_size=GROUP_SIZE)  # type: ignore[arg-type]
 
 
 def test_requests_outside_of_episodes_are_answered_in_their_share_beside_groups(site):
@@ -417,15 +419,15 @@ def test_requests_outside_of_episodes_are_answered_in_their_share_beside_groups(
     loop._engine.submit = noted  # type: ignore[method-assign]
     learner.publish(0)
 
-    loop.run(lambda: learner.has(groups=8) and len(asker.of(PlainAnswer)) == 12)
+    loop.run(lambda: learner.has(groups=8) and len(asker.of(DirectAnswer)) == 12)
 
     assert max(one.plain for one in most) == 2
     assert max(one.of_groups + one.plain for one in most) <= PLACES
     assert any(one.of_groups and one.plain for one in most)
-    assert all(len(answer.sampled) <= 8 and answer.version == 0 for answer in asker.of(PlainAnswer))
+    assert all(len(answer.sampled) <= 8 and answer.version == 0 for answer in asker.of(DirectAnswer))
     learner.has()
     delivered = sum(a.versions[0].num_tokens for group in learner.groups for a in group.answers)
-    plain = sum(len(one.sampled) for one in asker.of(PlainAnswer))
+    plain = sum(len(one.sampled) for one in asker.of(DirectAnswer))
     assert loop.totals.tokens == delivered > 0
     assert 0 < loop.totals.sampled_tokens <= loop.totals.engine_tokens - plain / 2, "by their part of the places"
 
@@ -437,7 +439,7 @@ def test_a_worker_without_groups_answers_them_alone(site):
     learner.publish(0)
     learner.intake._ledger.grant = lambda *a, **k: []  # type: ignore[method-assign]
 
-    loop.run(lambda: learner.has() and len(asker.of(PlainAnswer)) == 3)
+    loop.run(lambda: learner.has() and len(asker.of(DirectAnswer)) == 3)
 
     assert not learner.groups
 
@@ -458,6 +460,6 @@ def test_an_engine_that_is_lost_gives_them_back_to_the_gateway(site, monkeypatch
     learner.publish(0)
     loop.run(lambda: learner.has(groups=4))
 
-    assert {one.code for one in asker.of(PlainRefusal)} == {LOST}
-    assert len(asker.of(PlainRefusal)) == 2
+    assert {one.code for one in asker.of(DirectRefusal)} == {LOST}
+    assert len(asker.of(DirectRefusal)) == 2
     assert [room.room for room in asker.of(WorkerRoom)] == [2, 0, 2]

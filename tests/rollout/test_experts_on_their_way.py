@@ -19,12 +19,12 @@ from mrl.records.codec import decode, encode, pack_array
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, Groups, ScoredGroup, worker_message_decoder
 from mrl.records.version import Version, VersionSpan
-from mrl.rollout import told_experts
+from mrl.rollout import packed_experts
 from mrl.rollout.episode import EpisodeInPlay, EpisodeRules
-from mrl.rollout.playing import EpisodeEngine, Stage
-from mrl.rollout.told_experts import with_experts
+from mrl.rollout.episode_engine import EpisodeEngine, EpisodeSetup
+from mrl.rollout.packed_experts import with_experts
 from mrl.tasks.environments.environment_pool import EnvironmentPool
-from tests.rollout.test_playing import TURN_TOKENS, VOCAB, collected, request, voice_of
+from tests.rollout.test_episode_engine import TURN_TOKENS, VOCAB, collected, request, voice_of
 from tests.support.mixtures import draw_experts, make_mixture
 
 RNG = np.random.default_rng(5)
@@ -86,11 +86,11 @@ def test_what_no_message_has_room_for_stays_behind(monkeypatch):
     generations = [generation(5, draw_experts(RNG, 3 + 5)), generation(2, draw_experts(RNG, 2))]
     group = group_of(*generations)
 
-    monkeypatch.setattr(told_experts, "MAX_EXPERTS_BYTES", 10 * 6 - 1)
+    monkeypatch.setattr(packed_experts, "MAX_EXPERTS_BYTES", 10 * 6 - 1)
     with capture_logs() as logs:
         assert with_experts(group, generations) is group
     assert [(line["bytes"], line["most"]) for line in logs] == [(60, 59)]
-    monkeypatch.setattr(told_experts, "MAX_EXPERTS_BYTES", 10 * 6)
+    monkeypatch.setattr(packed_experts, "MAX_EXPERTS_BYTES", 10 * 6)
     assert with_experts(group, generations).prompt_experts is not None
 
 
@@ -143,14 +143,14 @@ def test_an_episode_tells_the_experts_of_what_the_policy_sampled(folder, always_
     engine.label(Version(0, 1))
     name = "tests.support.played_environments:Counting"
     with closing(EnvironmentPool(name, processes=2, wall_s=60.0, cpu_s=60.0)) as environments:
-        stage = Stage(
+        setup = EpisodeSetup(
             open=lambda prompt_id: environments.open(int(prompt_id), {}),
             rules=lambda prompt_id: EpisodeRules(8, 1000, failed_reward=-1.0),
-            voice=voice_of(folder),
+            codec=voice_of(folder),
             max_turn_tokens=TURN_TOKENS,
             row_tokens=10_000,
         )
-        with closing(EpisodeEngine(engine, stage)) as player:
+        with closing(EpisodeEngine(engine, setup)) as player:
             player.submit([request("7")])
             found = collected(player, 2)
 

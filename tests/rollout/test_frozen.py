@@ -14,12 +14,12 @@ from mrl.engines.engine import Sampling
 from mrl.errors import EngineError, EngineLost, RoleFailed, WeightsError
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.telemetry_messages import MetricsRecord
-from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, PROVE_AGAIN_S, FrozenLife
+from mrl.rollout.frozen import FROZEN, MAX_LOST_IN_A_ROW, PROVE_AGAIN_S, FrozenLoop
 from mrl.rollout.frozen_evaluation import FrozenEvaluation
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
 from mrl.weights.canary import canary_sequences
-from mrl.weights.own_folder import describe_folder
+from mrl.weights.frozen_manifest import describe_folder
 
 TEXTS = canary_sequences(1000)
 
@@ -53,17 +53,17 @@ def folder(tiny_model, tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def life(folder, pool, receiver) -> Callable[..., tuple[FrozenLife, EmbeddedEngine]]:
+def life(folder, pool, receiver) -> Callable[..., tuple[FrozenLoop, EmbeddedEngine]]:
     """A worker whose engine serves one folder, and whose policy's folder is another, or the same."""
 
-    def make(served: Path, wanted: Path, **options) -> tuple[FrozenLife, EmbeddedEngine]:
+    def make(served: Path, wanted: Path, **options) -> tuple[FrozenLoop, EmbeddedEngine]:
         engine = EmbeddedEngine(served, Sampling(1.0, 8, (1,)), device="cpu", max_running=4)
         prompt = np.array([3, 5, 9], dtype=np.int32)
         sampler = Sampler("teacher", 1, engine, pool, lambda text: prompt, receiver.completion_bytes)
         scorer = Scorer(sampler, receiver, Silence(), max_answer_tokens=64, keeps_step=False)
         telemetry = Telemetry("worker/teacher/0", "teacher", lambda record: True)
         manifest = describe_folder(wanted, "teacher", FROZEN, TEXTS)
-        return FrozenLife(scorer, engine, telemetry, manifest=manifest, **options), engine
+        return FrozenLoop(scorer, engine, telemetry, manifest=manifest, **options), engine
 
     return make
 
@@ -207,7 +207,7 @@ def evaluated_life(folder, pool, receiver, tmp_path) -> Callable[..., SimpleName
         evaluation = FrozenEvaluation(
             sampler, telemetry, FROZEN, pool.held_out, folder=tmp_path, max_answers=max_answers, share=0.5
         )
-        life = FrozenLife(scorer, engine, telemetry, evaluation=evaluation)
+        life = FrozenLoop(scorer, engine, telemetry, evaluation=evaluation)
         at_once, submit = [], engine.submit
 
         def noted(requests) -> None:

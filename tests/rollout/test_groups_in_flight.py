@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.engines.engine import FinishedAnswer, Generation, GenerationRequest
 from mrl.errors import RoleFailed
 from mrl.records.episodes import Message
 from mrl.records.experience import SharedTurn
@@ -15,7 +15,7 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Continuation, StaleGroup, WorkItem
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.episode import PlayedEpisode
-from mrl.rollout.groups_in_flight import MAX_UNBEGUN_IN_A_ROW, Beginnings, GroupsInFlight, UnprovedGroups
+from mrl.rollout.groups_in_flight import MAX_UNBEGUN_IN_A_ROW, GroupsInFlight, UnprovedGroups, UnstartedGroups
 from mrl.tasks.verify import Verdict
 
 OLD, NEW = Version(0, 1), Version(0, 2)
@@ -47,8 +47,10 @@ def test_a_long_answer_holds_up_its_own_group_alone(flights):
     first, second = flights.depart([item("a"), item("b")])
     early, late = answer(OLD), answer(OLD, OLD)
 
-    assert flights.arrive([Finished(first.request_id, 0, early)]) == []
-    (complete,) = flights.arrive([Finished(second.request_id, 1, late), Finished(second.request_id, 0, early)])
+    assert flights.arrive([FinishedAnswer(first.request_id, 0, early)]) == []
+    (complete,) = flights.arrive(
+        [FinishedAnswer(second.request_id, 1, late), FinishedAnswer(second.request_id, 0, early)]
+    )
 
     assert complete.item.ticket == "b"
     assert complete.generations == [early, late]
@@ -64,14 +66,16 @@ def test_an_item_that_is_sampled_again_has_a_name_of_its_own(flights):
     assert [work.ticket for work in lost] == ["a"]
     assert before.request_id != after.request_id
     with pytest.raises(KeyError):
-        flights.arrive([Finished(before.request_id, 0, answer(OLD))])
+        flights.arrive([FinishedAnswer(before.request_id, 0, answer(OLD))])
 
 
 @pytest.mark.parametrize(("newest", "is_stale"), [(3, False), (4, True)])
 def test_only_what_has_begun_too_long_ago_for_certain_is_given_up(flights, newest, is_stale):
     """Two versions of staleness are allowed; of "b" nobody knows when it began, nor of an episode without a turn."""
     first, second = flights.depart([item("a"), item("b")])
-    flights.arrive([Finished(first.request_id, 1, answer(OLD, OLD, NEW)), Finished(second.request_id, 1, answer())])
+    flights.arrive(
+        [FinishedAnswer(first.request_id, 1, answer(OLD, OLD, NEW)), FinishedAnswer(second.request_id, 1, answer())]
+    )
 
     stale = flights.give_up_stale(Version(0, newest), 2)
 
@@ -84,8 +88,8 @@ def test_a_group_waits_for_the_proof_of_every_version_in_it(flights):
     unproved = UnprovedGroups()
     unproved.passed(OLD)
     old, mixed = flights.depart([item("a", 1), item("b", 1)])
-    unproved.hold(flights.arrive([Finished(mixed.request_id, 0, answer(OLD, NEW))]))
-    unproved.hold(flights.arrive([Finished(old.request_id, 0, answer(OLD))]))
+    unproved.hold(flights.arrive([FinishedAnswer(mixed.request_id, 0, answer(OLD, NEW))]))
+    unproved.hold(flights.arrive([FinishedAnswer(old.request_id, 0, answer(OLD))]))
 
     assert [flight.item.ticket for flight in unproved.release()] == ["a"]
     assert len(unproved) == 1
@@ -100,7 +104,7 @@ def test_what_was_sampled_under_wrong_weights_is_sampled_again(flights):
     """Refused groups come back as work."""
     unproved = UnprovedGroups()
     (request,) = flights.depart([item("a", 1)])
-    unproved.hold(flights.arrive([Finished(request.request_id, 0, answer(NEW))]))
+    unproved.hold(flights.arrive([FinishedAnswer(request.request_id, 0, answer(NEW))]))
 
     assert [work.ticket for work in unproved.refuse()] == ["a"]
     unproved.passed(NEW)
@@ -111,7 +115,7 @@ def test_states_that_lead_nowhere_end_no_run(flights):
     """However many in a row: the group is given up whole and says why, others that begin are none of its concern."""
     said = tuple(SharedTurn(is_sampled=own, messages=(Message("user", "a"),)) for own in (True, False))
     state = Continuation(prompt_id="p", source="peer", turns=list(said), num_left=1)
-    beginnings = Beginnings()
+    beginnings = UnstartedGroups()
     for number in range(MAX_UNBEGUN_IN_A_ROW + 1):
         work = WorkItem(ticket=f"{number}", position=-number, prompt_id="p", group_size=2, step=0, continuation=state)
         (request,) = flights.depart([work])
@@ -120,7 +124,9 @@ def test_states_that_lead_nowhere_end_no_run(flights):
         unequal = PlayedEpisode(
             nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, "unequal"
         )
-        complete = flights.arrive([Finished(request.request_id, 0, one), Finished(request.request_id, 1, unequal)])
+        complete = flights.arrive(
+            [FinishedAnswer(request.request_id, 0, one), FinishedAnswer(request.request_id, 1, unequal)]
+        )
         begun, given_up = beginnings.sort(complete)
         assert begun == []
         assert given_up == [StaleGroup(ticket=f"{number}", num_tokens=0, unbegun="unequal")]
@@ -129,7 +135,7 @@ def test_states_that_lead_nowhere_end_no_run(flights):
 def test_agents_that_are_always_silent_are_told_of(flights):
     """For how long no group has come and why, every 30 s, until one comes; while others come nothing is said."""
     now_s, numbers = [0.0], itertools.count()
-    beginnings = Beginnings(lambda: now_s[0])
+    beginnings = UnstartedGroups(lambda: now_s[0])
 
     def came(at_s, *words):
         """What is told when a group comes, or is given up for each of these reasons."""
@@ -140,7 +146,7 @@ def test_agents_that_are_always_silent_are_told_of(flights):
             silent = PlayedEpisode(
                 nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, "given_up"
             )
-            complete += flights.arrive([Finished(request.request_id, 0, silent if reason else answer(OLD))])
+            complete += flights.arrive([FinishedAnswer(request.request_id, 0, silent if reason else answer(OLD))])
         with capture_logs() as said:
             beginnings.sort(complete)
         return [(one["since_s"], one["groups"], one["cure"]) for one in said if "no group completed" in one["event"]]
@@ -162,14 +168,14 @@ def test_agents_that_are_always_silent_are_told_of(flights):
 @pytest.mark.parametrize(("ending", "ends_the_worker"), [("given_up", False), ("raised", True)])
 def test_groups_that_were_given_up_from_outside_end_no_worker(flights, ending, ends_the_worker):
     """However many in a row, unlike environments that do not begin."""
-    beginnings, nothing = Beginnings(), np.zeros(0, np.int32)
+    beginnings, nothing = UnstartedGroups(), np.zeros(0, np.int32)
     verdict = Verdict(0.0, "", failure=ending, words="the gateway closed the connection")
     empty = PlayedEpisode(nothing, nothing.astype(np.float32), [], FinishReason.LENGTH, nothing, [], verdict, ending)
     complete = []
     for number in range(MAX_UNBEGUN_IN_A_ROW):
         (request,) = flights.depart([item(f"{number}")])
         complete += flights.arrive(
-            [Finished(request.request_id, 0, answer(OLD)), Finished(request.request_id, 1, empty)]
+            [FinishedAnswer(request.request_id, 0, answer(OLD)), FinishedAnswer(request.request_id, 1, empty)]
         )
     if ends_the_worker:
         with pytest.raises(RoleFailed, match="the gateway closed the connection"):

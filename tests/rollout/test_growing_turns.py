@@ -7,12 +7,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from mrl.engines.engine import Generation, GenerationRequest, Grown
+from mrl.engines.engine import Generation, GenerationRequest, PartialAnswer
 from mrl.records.episodes import Message
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules
-from mrl.rollout.playing import EpisodeEngine, Stage
+from mrl.rollout.episode_engine import EpisodeEngine, EpisodeSetup
 from mrl.tasks.environments.contract import EnvironmentTurn
 
 
@@ -40,7 +40,7 @@ class Growing:
 
 def grown(name, size, index=0):
     ids, logprobs = np.arange(size, dtype=np.int32) % 26 + 97, np.zeros(size, np.float32)
-    return Grown(name, index, Generation(ids, logprobs, [], FinishReason.ABORT))
+    return PartialAnswer(name, index, Generation(ids, logprobs, [], FinishReason.ABORT))
 
 
 @pytest.fixture
@@ -58,16 +58,16 @@ def player(engine, told):
     """Two episodes of one request whose agents stream, in their first turn."""
     first: Future[EnvironmentTurn] = Future()
     first.set_result(EnvironmentTurn((Message("user", "go"),), stream="s"))
-    spelling = Mock(opening=lambda messages, tools: np.array([1, 2], np.int32), text=lambda ids: bytes(ids).decode())
-    stage = Stage(
+    renderer = Mock(opening=lambda messages, tools: np.array([1, 2], np.int32), text=lambda ids: bytes(ids).decode())
+    setup = EpisodeSetup(
         open=lambda prompt_id: SimpleNamespace(first=first, close=lambda: None),
         rules=lambda prompt_id: EpisodeRules(8, 100_000, failed_reward=0.0),
-        voice=Mock(spelling=spelling, so_far=lambda text, has_tools: text),
+        codec=Mock(renderer=renderer, so_far=lambda text, has_tools: text),
         max_turn_tokens=8192,
         row_tokens=100_000,
         tell=told.append,
     )
-    playing = EpisodeEngine(engine, stage)
+    playing = EpisodeEngine(engine, setup)
     seeds = np.zeros(2, np.uint64)
     playing.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7")])
     playing.collect(0.0)

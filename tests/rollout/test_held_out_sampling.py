@@ -12,8 +12,8 @@ from mrl.records.codec import encode
 from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.experience import MAX_COMPLETION_BYTES
 from mrl.records.finish import FinishReason
+from mrl.records.readable_turns import CUT
 from mrl.records.rollouts import MAX_SHOWN_CHARS, HeldOutAnswers, HeldOutItem, WorkItem, worker_message_decoder
-from mrl.records.told_turns import CUT
 from mrl.records.version import Version, VersionSpan
 from mrl.rollout.episode import PlayedEpisode
 from mrl.rollout.sampling import Sampler

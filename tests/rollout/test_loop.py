@@ -27,9 +27,9 @@ from mrl.records.rollouts import (
 )
 from mrl.records.telemetry_messages import MetricsRecord, Span, SpansRecord, TelemetryRecord
 from mrl.records.version import Version
-from mrl.rollout import following
-from mrl.rollout.duties import Duties
+from mrl.rollout import weight_sync
 from mrl.rollout.link import WorkerLink, WorkerProgress
+from mrl.rollout.loop_options import LoopOptions
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_counters import WorkerTotals
 from mrl.rollout.worker_loop import RolloutLoop
@@ -97,7 +97,7 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
     tiny_model(seed=2, vocab_size=VOCAB).save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
 
-    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, max_running: int = 8, totals=None, **duties):
+    def make(*, prompt_tokens: int = 2, max_new_tokens: int = 4, max_running: int = 8, totals=None, **options):
         sampling = Sampling(1.0, max_new_tokens, tuple(receiver.eos_ids))
         engine = EmbeddedEngine(tmp_path / "model", sampling, device="cpu", max_running=max_running)
         prompt = np.arange(5, 5 + prompt_tokens, dtype=np.int32)
@@ -106,11 +106,11 @@ def make_loop(learner, tiny_model, pool, receiver, tmp_path):
             "max_answers": lambda in_flight: 4,
             "publish": lambda groups: None,
             "max_staleness_versions": 2,
-            **duties,
+            **options,
         }
         each_call_a_second = itertools.count().__next__  # however quick a thing is, its span is long
         telemetry = Telemetry("worker/a/0", "a", learner.told.append, monotonic=each_call_a_second)
-        given = Duties(**told), totals
+        given = LoopOptions(**told), totals
         return RolloutLoop(sampler, learner.link, telemetry, *given, group_size=2, learner_bound_s=30.0)
 
     return make
@@ -140,7 +140,7 @@ def versions(got: list[Groups]) -> set[Version]:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
     """Refused weights are tried again at once."""
-    monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 0.0)
+    monkeypatch.setattr("mrl.rollout.weight_sync.REFUSED_PAUSE_S", 0.0)
 
 
 def test_peers_hear_of_groups_before_the_learner_does(make_loop, learner):
@@ -254,15 +254,15 @@ def test_an_idle_worker_goes_round_while_weights_are_loaded(make_loop, learner, 
 
 def test_all_tries_of_refused_weights_take_less_than_a_learner_waits_for_groups():
     """The worker knows the reason, and ends with it; the learner would say that nothing came."""
-    pauses_s = [min(following.MAX_REFUSED_PAUSE_S, 0.5 * 2.0**k) for k in range(following.MAX_REFUSED_IN_A_ROW)]
+    pauses_s = [min(weight_sync.MAX_REFUSED_PAUSE_S, 0.5 * 2.0**k) for k in range(weight_sync.MAX_REFUSED_IN_A_ROW)]
 
     assert sum(pauses_s) < 0.7 * LearnerTable().data_timeout_s
 
 
 def test_refused_weights_do_not_hold_up_sampling_and_newer_ones_are_taken_at_once(make_loop, learner, monkeypatch):
     """The same version is tried again only after a pause, in which an asynchronous worker goes on with what it has."""
-    monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 3600.0)
-    monkeypatch.setattr("mrl.rollout.following.MAX_REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.weight_sync.REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.weight_sync.MAX_REFUSED_PAUSE_S", 3600.0)
     learner.prompt_ids *= 10
     loop = make_loop(max_answers=lambda in_flight: 2)
 
@@ -334,8 +334,8 @@ def test_a_worker_waits_for_a_learner_that_answers_for_as_long_as_it_takes(make_
 
 def test_a_worker_whose_first_weights_are_refused_hears_of_newer_ones(make_loop, learner, monkeypatch):
     """As of a version that was pruned before the worker came to it; others keep the learner going."""
-    monkeypatch.setattr("mrl.rollout.following.REFUSED_PAUSE_S", 3600.0)
-    monkeypatch.setattr("mrl.rollout.following.MAX_REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.weight_sync.REFUSED_PAUSE_S", 3600.0)
+    monkeypatch.setattr("mrl.rollout.weight_sync.MAX_REFUSED_PAUSE_S", 3600.0)
     learner.publish(0, torn=True)
     loop = make_loop()
 

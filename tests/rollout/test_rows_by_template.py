@@ -10,17 +10,17 @@ import pytest
 
 from mrl.config.policy_tables import PromptTable
 from mrl.engines.embedded import EmbeddedEngine
-from mrl.engines.engine import Finished, Generation, Sampling
+from mrl.engines.engine import FinishedAnswer, Generation, Sampling
 from mrl.engines.token_sampling import answer_seeds
 from mrl.models.load_policy import load_tokenizer
-from mrl.models.turn_spelling import TurnSpelling
+from mrl.models.turn_renderer import TurnRenderer
 from mrl.records.episodes import Message
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
 from mrl.rollout.episode import EpisodeRequest, EpisodeRules, PlayedEpisode
-from mrl.rollout.playing import EpisodeEngine, Stage
-from mrl.rollout.replaying import OwnVoice
+from mrl.rollout.episode_engine import EpisodeEngine, EpisodeSetup
+from mrl.rollout.turn_replay import TurnCodec
 from mrl.tasks.environments.contract import PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool
 from tests.support.episode_rows import rows_of
@@ -67,7 +67,7 @@ def seen(folder, monkeypatch):
             ids = np.array(tokenizer(SAID[len(shown) - 1] + END)["input_ids"], dtype=np.int32)
             span = type(one.generation.versions[0])(ids.size, one.generation.versions[0].version)
             said = Generation(ids, np.zeros(ids.size, np.float32), [span], FinishReason.STOP)
-            ended.append(Finished(one.request_id, one.index, said))
+            ended.append(FinishedAnswer(one.request_id, one.index, said))
         return ended
 
     monkeypatch.setattr(EmbeddedEngine, "submit", submitted)
@@ -86,26 +86,26 @@ def play(folder):
             history="template", *, max_tokens=10_000, row_tokens=10_000, pass_tokens=10_000, turns=5, given=()
         ) -> PlayedEpisode:
             end = load_tokenizer(folder).eos_token_id
-            spelling = TurnSpelling(folder, PromptTable(history=history), eos_ids=[end])
-            voice = OwnVoice(
-                spelling,
+            renderer = TurnRenderer(folder, PromptTable(history=history), eos_ids=[end])
+            codec = TurnCodec(
+                renderer,
                 read=lambda text, is_cut, tools: (PolicyTurn(text), Message(role="assistant", content=text)),
-                say=lambda messages: spelling.turn(messages[0].content, eos_id=end),
+                say=lambda messages: renderer.turn(messages[0].content, eos_id=end),
                 can_call=True,
                 so_far=lambda text, _: text,
-                spelled=lambda token_id: spelling.name(token_id).encode(),
+                spelled=lambda token_id: renderer.name(token_id).encode(),
             )
             engine = EmbeddedEngine(folder, Sampling(1.0, TURN_TOKENS, (end,)), device="cpu", max_running=8)
             engine.label(Version(0, 1))
-            stage = Stage(
+            setup = EpisodeSetup(
                 open=lambda prompt_id: pool.open(7, {"turns": turns}),
                 rules=lambda prompt_id: EpisodeRules(8, max_tokens, failed_reward=-1.0),
-                voice=voice,
+                codec=codec,
                 max_turn_tokens=TURN_TOKENS,
                 row_tokens=row_tokens,
                 pass_tokens=pass_tokens,
             )
-            with closing(EpisodeEngine(engine, stage)) as player:
+            with closing(EpisodeEngine(engine, setup)) as player:
                 seeds = answer_seeds(1, "a", "7", 0, 1)
                 player.submit([EpisodeRequest("r", np.zeros(0, np.int32), seeds, prompt_id="7", given=given)])
                 until_s, found = time.monotonic() + BOUND_S, []

@@ -24,12 +24,12 @@ from mrl.records.experience import (
 )
 from mrl.records.finish import FinishReason
 from mrl.records.version import Version
-from mrl.rollout.frozen import FROZEN, FrozenLife
+from mrl.rollout.frozen import FROZEN, FrozenLoop
 from mrl.rollout.peer_scoring import Scorer
 from mrl.rollout.sampling import Sampler
 from mrl.sharing.own_traces import digest_of
 from mrl.tasks.pool import TaskPool
-from tests.support.plain_voice import PlainVoice
+from tests.support.plain_voice import DirectRequestCodec
 from tests.support.retokenizing import retokenize
 
 PROMPT_IDS = np.array([3, 5, 9], dtype=np.int32)
@@ -171,22 +171,22 @@ def episode(*messages: Message, finished: bool = True) -> GivenAnswer:
 @pytest.mark.parametrize("finished", [True, False])
 def test_an_episode_is_scored_as_the_policy_itself_would_say_it(make_scorer, pool, receiver, finished):
     """Opening and turns in own words, one forward of the whole row; a score for each turn, none for what is told."""
-    voice = PlainVoice(receiver)
-    scorer, wire, model = make_scorer(temperature=0.7, spelling=voice)
+    codec = DirectRequestCodec(receiver)
+    scorer, wire, model = make_scorer(temperature=0.7, renderer=codec)
     wire.asked = [request(pool, answers=[episode(*PLAYED, finished=finished)], opening=OPENING, prompt_id="of no task")]
 
     assert scorer.serve() == 1
     (said,) = wire.said
     first, last = (
         believed(one, text, end)
-        for one, text, end in zip(said.scores, (voice.text([CALLING]), b"yah"), (True, finished), strict=True)
+        for one, text, end in zip(said.scores, (codec.text([CALLING]), b"yah"), (True, finished), strict=True)
     )
-    assert (said.scores[0].written, said.scores[1].written) == (digest_of(voice.text([CALLING])), b"")
+    assert (said.scores[0].written, said.scores[1].written) == (digest_of(codec.text([CALLING])), b"")
     parts = [
-        voice.opening(OPENING),
-        voice.rest(voice.text([CALLING]), is_begun=False, is_ended=True),
-        voice.bridge([PLAYED[1]]),
-        voice.rest(b"yah", is_begun=False, is_ended=finished),
+        codec.opening(OPENING),
+        codec.rest(codec.text([CALLING]), is_begun=False, is_ended=True),
+        codec.bridge([PLAYED[1]]),
+        codec.rest(b"yah", is_begun=False, is_ended=finished),
     ]
     row, ends = torch.tensor(np.concatenate(parts).astype(np.int64)), np.cumsum([part.size for part in parts])
     with torch.no_grad():
@@ -211,9 +211,9 @@ def test_an_episode_is_scored_as_the_policy_itself_would_say_it(make_scorer, poo
 )
 def test_an_episode_that_cannot_be_said_has_no_scores_and_the_others_have(make_scorer, pool, receiver, answer, refuses):
     """One place for each of its turns: a peer counts on it. Nothing that a peer sends ends the worker."""
-    voice = PlainVoice(receiver)
-    voice.refuses = refuses
-    scorer, wire, _ = make_scorer(spelling=voice)
+    codec = DirectRequestCodec(receiver)
+    codec.refuses = refuses
+    scorer, wire, _ = make_scorer(renderer=codec)
     good = episode(Message("assistant", "yah"))
     finished = answer.num_scores != 2 or bool(refuses) or len(answer.turns[0].messages[0].content) > 9
     answer = answer if finished else msgspec.structs.replace(answer, finish_reason=FinishReason.LENGTH)
@@ -229,8 +229,8 @@ def test_an_episode_that_cannot_be_said_has_no_scores_and_the_others_have(make_s
 def test_an_episode_that_its_author_withholds_is_none_that_was_refused(make_scorer, pool, receiver):
     """One that cannot be said is, turn by turn."""
     withheld = msgspec.structs.replace(episode(*PLAYED), turns=[])
-    for voice, num_refused in ((PlainVoice(receiver), 0), (None, 2)):
-        scorer, wire, _ = make_scorer(spelling=voice)
+    for codec, num_refused in ((DirectRequestCodec(receiver), 0), (None, 2)):
+        scorer, wire, _ = make_scorer(renderer=codec)
         wire.asked = [request(pool, answers=[withheld, episode(*PLAYED)], opening=OPENING)]
         assert scorer.serve() == 1
         assert wire.said[0].scores[0] is None
@@ -239,10 +239,10 @@ def test_an_episode_that_its_author_withholds_is_none_that_was_refused(make_scor
 
 def test_an_episode_longer_than_the_policy_s_rows_has_no_scores(make_scorer, pool, receiver):
     """Its opening counts; one that fits has them."""
-    voice = PlainVoice(receiver)
-    opening, row = voice.opening(OPENING).size, voice.rest(b"yah", is_begun=False, is_ended=True).size
+    codec = DirectRequestCodec(receiver)
+    opening, row = codec.opening(OPENING).size, codec.rest(b"yah", is_begun=False, is_ended=True).size
     for room, is_scored in ((opening + row, True), (opening + row - 1, False), (opening - 1, False)):
-        scorer, wire, _ = make_scorer(spelling=voice, row_tokens=room)
+        scorer, wire, _ = make_scorer(renderer=codec, row_tokens=room)
         wire.asked = [request(pool, answers=[episode(Message("assistant", "yah"))], opening=OPENING)]
         assert scorer.serve() == 1
         assert [trace is not None for trace in wire.said[0].scores] == [is_scored]
@@ -378,7 +378,7 @@ def test_a_request_under_way_when_the_engine_is_lost_is_answered_when_it_is_back
 
     monkeypatch.setattr(EmbeddedEngine, "score_answers", lost_once)
     telemetry = Telemetry("worker/teacher/0", "teacher", lambda record: True)
-    FrozenLife(scorer, engine, telemetry).run(lambda: bool(wire.said))
+    FrozenLoop(scorer, engine, telemetry).run(lambda: bool(wire.said))
 
     assert [record.request_id for record in wire.said] == ["student:0.0:score"]
     assert engine.version == FROZEN

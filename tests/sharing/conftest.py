@@ -18,11 +18,11 @@ from mrl.learner.ranks.world import World
 from mrl.learner.step import Updater
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.experience import (
+    LikeliestUnits,
     OutcomeRecord,
     Received,
     ScoreRecord,
     TokenTrace,
-    ToldUnits,
     ValueRecord,
     experience_decoder,
 )
@@ -33,12 +33,12 @@ from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages
 from mrl.sharing.own_objective import own_objective
 from mrl.sharing.own_traces import rollout_record
-from mrl.sharing.regime import Absorbed, Author, Regime
+from mrl.sharing.regime import AbsorbResult, Author, Regime
 from mrl.sharing.regimes import build_regime
 from mrl.sharing.sgt import SgtRegime
 from tests.support.drawn_episodes import OTHER_CALLS
 from tests.support.model_folders import write_byte_level
-from tests.support.plain_voice import PlainVoice
+from tests.support.plain_voice import DirectRequestCodec
 from tests.support.retokenizing import retokenize
 
 _tickets = itertools.count()
@@ -167,7 +167,7 @@ def score(
     *,
     source: str = "peer",
     prompt_id: str = "p",
-    units: list[ToldUnits | None] | msgspec.UnsetType = msgspec.UNSET,
+    units: list[LikeliestUnits | None] | msgspec.UnsetType = msgspec.UNSET,
 ) -> Received:
     """A teacher's answer to a request as the learner gets it."""
     record = ScoreRecord(
@@ -231,13 +231,13 @@ def peer(tmp_path_factory) -> Receiver:
 
 
 @pytest.fixture
-def voices(receiver, peer) -> dict[str, PlainVoice]:
+def voices(receiver, peer) -> dict[str, DirectRequestCodec]:
     """By name: tokenizer and syntax of calls of a policy; the policy itself is "own"."""
     return {
-        "own": PlainVoice(receiver),
-        "bytes": PlainVoice(peer),
-        "bytes_other_calls": PlainVoice(peer, OTHER_CALLS),
-        "own_other_calls": PlainVoice(receiver, OTHER_CALLS),
+        "own": DirectRequestCodec(receiver),
+        "bytes": DirectRequestCodec(peer),
+        "bytes_other_calls": DirectRequestCodec(peer, OTHER_CALLS),
+        "own_other_calls": DirectRequestCodec(receiver, OTHER_CALLS),
     }
 
 
@@ -294,7 +294,9 @@ def step_of():
 def record():
     """What the recorder of a regime says of a step, by default without own log-probs."""
 
-    def record(regime: Regime, absorbed: Absorbed, logprobs: dict[int, np.ndarray] | None = None) -> dict[str, float]:
+    def record(
+        regime: Regime, absorbed: AbsorbResult, logprobs: dict[int, np.ndarray] | None = None
+    ) -> dict[str, float]:
         return regime.context.recorder.record(absorbed.examples, logprobs or {})
 
     return record

@@ -31,7 +31,7 @@ from mrl.sharing.own_traces import digest_of
 from mrl.sharing.recorder import SharingRecorder
 from mrl.sharing.regimes import REGIMES
 from mrl.sharing.rlad import request_id
-from tests.support.plain_voice import PlainVoice
+from tests.support.plain_voice import DirectRequestCodec
 
 TEXTS = st.sampled_from([b"", b"\xff", b"\xc3", b"reverse: yah", b"z" * 300, "caf\u00e9".encode(), b"a\xf0\x9f"])
 REWARDS = st.sampled_from([0.0, 0.3, 1.0, -1e6, 1e6])
@@ -214,7 +214,7 @@ def test_any_history(name, build, make_context, own_groups, make, receiver, reco
         def context():
             own = make_context(kl_coefficient=kl, aggregation=aggregation, max_answer_tokens=MAX_ANSWER_TOKENS)
             own = replace(own, recorder=NotingRecorder())
-            return replace(own, spelling=PlainVoice(receiver)) if name in ("prp", "hacpo", "graft") else own
+            return replace(own, renderer=DirectRequestCodec(receiver)) if name in ("prp", "hacpo", "graft") else own
 
         parameters = {"rl_steps": 0} if name == "copd" else {}
         regimes = [build(name, context(), **parameters)]

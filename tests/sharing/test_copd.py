@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mrl.alignment.next_units import tell_units
+from mrl.alignment.next_units import encode_units
 from mrl.metrics.names import is_known
 from mrl.objectives.specs import Clipped, Correction, Distilled
 from mrl.records.codec import unpack_array
@@ -342,7 +342,7 @@ def told_units(tokenizer, texts, tops):
     ids = [id_of(tokenizer, unit) for unit in tops]
     nats = [math.log(share) for share in tops.values()]
     sizes = [len(unpack_array(text.token_ids, "i4")) for text in texts]
-    return [tell_units(np.array([ids] * n, np.int32), np.array([nats] * n, np.float32), tokenizer) for n in sizes]
+    return [encode_units(np.array([ids] * n, np.int32), np.array([nats] * n, np.float32), tokenizer) for n in sizes]
 
 
 def with_units(make, tokenizer, group, tops, *, source="peer"):
@@ -422,7 +422,7 @@ def test_a_teacher_whose_likeliest_are_the_own_ones_moves_nothing(
         of_places = table[[3, *ids[:-1].tolist()]]
         likeliest = of_places.index_fill(-1, torch.tensor([receiver.eos_id]), 0.0).topk(20).indices  # the end is first
         nats = of_places.gather(-1, likeliest).float().numpy()
-        units.append(tell_units(likeliest.numpy().astype(np.int32), nats, receiver))
+        units.append(encode_units(likeliest.numpy().astype(np.int32), nats, receiver))
     scores = [trace_of(answer, receiver) for answer in group.answers]
     monkeypatch.setattr(receiver, "eos_ids", (*other_ends, *receiver.eos_ids))
     regime = build("copd", **DISTIL, top_units=20, min_agreement=0)

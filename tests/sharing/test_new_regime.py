@@ -21,7 +21,7 @@ from mrl.learner.trainer import Trainer
 from mrl.metrics.names import is_known
 from mrl.records.codec import decode, encode
 from mrl.records.experience import Received, experience_decoder
-from mrl.sharing.regime import Absorbed, check_absorbed
+from mrl.sharing.regime import AbsorbResult, check_absorbed
 from mrl.sharing.regimes import REGIMES, build_regime, check_episodes, check_objectives, check_sharing, sharing_schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-regime.md"
@@ -222,13 +222,13 @@ def test_what_is_no_batch_is_refused(make, make_context, receiver):
     check_absorbed(good, regime.components)
 
     other, zero = dict(good.denominators, other=1.0), dict(good.denominators, imitated=0.0)
-    strange = Absorbed([replace(good.examples[0], component="imitate")], good.denominators)
+    strange = AbsorbResult([replace(good.examples[0], component="imitate")], good.denominators)
     few = "wanted denominators above 0, one for each component: imitated, policy_gradient"
     wrong = [
         (None, "got None; wanted .*Absorbed"),
         (strange, "got 'a row of the component imitate'; wanted rows of the components imitated, policy_gradient"),
     ]
-    wrong += [(Absorbed(good.examples, other), few), (Absorbed(good.examples, zero), few)]
+    wrong += [(AbsorbResult(good.examples, other), few), (AbsorbResult(good.examples, zero), few)]
     for absorbed, told in wrong:
         with pytest.raises(PluginError, match=told):
             check_absorbed(absorbed, regime.components)

@@ -11,7 +11,7 @@ from mrl.records.codec import decode, encode, pack_array
 from mrl.records.episodes import EpisodeSegment, Message, ToolCall
 from mrl.records.experience import EpisodeRecord, Received, SharedTurn, experience_decoder
 from mrl.records.version import Version, VersionSpan
-from mrl.sharing.peer_episodes import SpelledEpisode
+from mrl.sharing.peer_episodes import RenderedEpisode
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 SAID = [
@@ -58,7 +58,7 @@ class Spelling:
         if self.refuses:
             return self.refuses
         sizes = [max(1, len(turn.messages[0].content)) for turn in turns]
-        return SpelledEpisode(
+        return RenderedEpisode(
             np.arange(sum(sizes), dtype=np.int32), np.repeat([turn.is_sampled for turn in turns], sizes)
         )
 
@@ -66,7 +66,7 @@ class Spelling:
 @pytest.fixture
 def sgt(build, make_context):
     """The regime of a policy that spells episodes so."""
-    return lambda spelling, **parameters: build("sgt", replace(make_context(), spelling=spelling), **parameters)
+    return lambda renderer, **parameters: build("sgt", replace(make_context(), renderer=renderer), **parameters)
 
 
 def published(sgt, group, make) -> EpisodeRecord:
@@ -92,8 +92,8 @@ def test_a_success_crosses_as_turns_without_a_token(sgt, make_episodes, make):
 
 def test_a_failed_start_state_is_rescued_by_a_peers_turns(sgt, make_episodes, make):
     """One imitation row: the peer's turns weigh alike, what the environment said weighs nothing."""
-    spelling = Spelling()
-    regime = sgt(spelling)
+    renderer = Spelling()
+    regime = sgt(renderer)
     own, record = make_episodes([0, 0]), published(sgt, make_episodes([1]), make)
     regime.asks(own)
     regime.hear([Received(record, 4)], step=0)
@@ -101,7 +101,7 @@ def test_a_failed_start_state_is_rescued_by_a_peers_turns(sgt, make_episodes, ma
     absorbed = regime.absorb([own], step=0, rng=np.random.default_rng(0))
 
     (row,) = absorbed.examples
-    assert spelling.heard == [record.turns]
+    assert renderer.heard == [record.turns]
     assert (row.component, row.source, row.behaviour_logprobs) == ("rescue", "peer", None)
     assert row.is_trained.tolist() == [True, False, True]
     assert row.weights.tolist() == [0.5, 0.5]

@@ -32,13 +32,13 @@ def share(make, voices):
     """The record of a group of episodes that a peer of this voice has played."""
 
     def share(source, *episodes, **played):
-        voice = voices[source]
+        codec = voices[source]
         group = make.group([0.0] * len(episodes))
         answers = [
-            voice.played(said, reward=float(n % 2), seed=n, **played) if isinstance(said, list) else said
+            codec.played(said, reward=float(n % 2), seed=n, **played) if isinstance(said, list) else said
             for n, said in enumerate(episodes)
         ]
-        return make.rollout(structs.replace(group, answers=answers), voice.receiver).record
+        return make.rollout(structs.replace(group, answers=answers), codec.receiver).record
 
     return share
 
@@ -46,7 +46,7 @@ def share(make, voices):
 @pytest.fixture
 def context(make_context, voices):
     """Of the receiver, which has words for episodes."""
-    return lambda **how: replace(make_context(**how), spelling=voices["own"])
+    return lambda **how: replace(make_context(**how), renderer=voices["own"])
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ def read(context):
     return read
 
 
-def slow_row(answer, voice, *, source):
+def slow_row(answer, codec, *, source):
     """Token by token: [T] own ids, [T] whether sampled, and for each own token in a span (its number, its log-prob)."""
     ids, sampled, spans = [], [], []
     num_spans = 0
     for turn in answer.turns:
         if not turn.is_sampled:
-            part = voice.bridge(turn.messages).tolist()
+            part = codec.bridge(turn.messages).tolist()
             ids += part
             sampled += [False] * len(part)
             continue
@@ -74,25 +74,25 @@ def slow_row(answer, voice, *, source):
         is_ended = not is_last or answer.finish_reason is FinishReason.STOP
         lengths, logprobs = unpack_array(turn.trace.byte_lengths, "i4"), unpack_array(turn.trace.logprobs, "f4")
         peer_ends = np.cumsum(lengths).tolist()
-        written_by_peer, text = source.text(turn.messages), voice.text(turn.messages)
+        written_by_peer, text = source.text(turn.messages), codec.text(turn.messages)
         content = turn.messages[0].content.encode()
         common = text if written_by_peer == text else content
         end = len(common) if written_by_peer == text else max([e for e in peer_ends if e <= len(content)], default=0)
         own_parts = [common[:end]] if written_by_peer == text else [common[:end], text[end:]]
         part, aligned = [], []
         for number, piece in enumerate(own_parts):
-            found = voice.rest(piece, is_begun=False, is_ended=is_ended and number == len(own_parts) - 1).tolist()
+            found = codec.rest(piece, is_begun=False, is_ended=is_ended and number == len(own_parts) - 1).tolist()
             part += found
             aligned += [number == 0] * len(found)
         place, own_ends = 0, []
         for token in part:
-            place += len(voice.receiver.completion_bytes([token]))
+            place += len(codec.receiver.completion_bytes([token]))
             own_ends.append(place)
         common_ends = sorted({e for e in own_ends if e in peer_ends and 0 < e <= end})
         for token, own_end, is_aligned in zip(part, own_ends, aligned, strict=True):
             if not is_aligned:
                 spans.append(None)
-            elif token in voice.receiver.eos_ids:
+            elif token in codec.receiver.eos_ids:
                 spans.append((num_spans + len(common_ends), float(logprobs[-1])))
             else:
                 at = next(n for n, e in enumerate(common_ends) if e >= own_end)
@@ -320,7 +320,7 @@ def test_what_cannot_be_used_has_a_reason(share, read, context, voices):
     for word in ("tool_calls", "no_bridge"):
         voices["own"].refuses = word
         assert read(record).rejected == word
-    ((trace,),) = peer_traces([record], replace(context(), spelling=None), needs_trace=True)
+    ((trace,),) = peer_traces([record], replace(context(), renderer=None), needs_trace=True)
     assert trace.rejected == "no_spelling"
 
 

@@ -12,7 +12,7 @@ from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.experience import EpisodeRecord, Received, SharedTurn
 from mrl.records.rollouts import Continuation
 from mrl.records.version import Version, VersionSpan
-from mrl.sharing.peer_episodes import SpelledEpisode
+from mrl.sharing.peer_episodes import RenderedEpisode
 
 ROW_ARRAYS = ("prompt_token_ids", "answer_token_ids", "advantages", "weights", "behaviour_logprobs", "is_trained")
 
@@ -25,7 +25,7 @@ class Spelling:
 
     def spell(self, turns):
         is_sampled = np.array([turn.is_sampled for turn in turns])
-        return self.refuses or SpelledEpisode(np.arange(len(turns), dtype=np.int32), is_sampled)
+        return self.refuses or RenderedEpisode(np.arange(len(turns), dtype=np.int32), is_sampled)
 
 
 def said(num_turns: int, words: str = "a") -> list[SharedTurn]:
@@ -51,8 +51,8 @@ def success(turns, prompt_id="p", *, source="peer", step=0, reward=1.0, age=0, n
 def prefix(build, make_context):
     """The regime of a policy that spells episodes so."""
 
-    def make(spelling=None, objective=None, **parameters):
-        context = replace(make_context(**(objective or {})), spelling=spelling or Spelling())
+    def make(renderer=None, objective=None, **parameters):
+        context = replace(make_context(**(objective or {})), renderer=renderer or Spelling())
         return build("prefix", context, **parameters)
 
     return make

@@ -51,7 +51,7 @@ def rows_of(make, voices, mark):
 @pytest.fixture
 def context(make_context, voices):
     """Of a policy that has episodes itself."""
-    return replace(make_context(), spelling=voices["own"])
+    return replace(make_context(), renderer=voices["own"])
 
 
 def published(regime, group, make):

@@ -11,14 +11,14 @@ from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.flags import Flag, Rejected
 from mrl.records.codec import decode, encode, pack_array, unpack_array
 from mrl.records.episodes import CUT, Message, Opening, ToolSpec
-from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, TokenTrace, ToldUnits, experience_decoder
+from mrl.records.experience import MAX_COMPLETION_BYTES, GivenAnswer, LikeliestUnits, TokenTrace, experience_decoder
 from mrl.records.finish import FinishReason
 from mrl.rollout.foreign_answers import foreign_episode
 from mrl.sharing.peer_episodes import shared_turns
 from mrl.sharing.rlad import request_id
 from mrl.sharing.teacher_traces import teacher_trace
 from tests.support.drawn_episodes import CALL, drawn, own, told
-from tests.support.plain_voice import PlainVoice
+from tests.support.plain_voice import DirectRequestCodec
 
 OPENING = Opening((Message("user", "guess"),), (ToolSpec("look_up", "Looks.", '{"type":"object"}'),))
 
@@ -46,26 +46,26 @@ def request_of(build, make_context, make, voices):
     """The regime of the student, and the request that it makes about a group."""
 
     def request_of(group):
-        regime = build("rlad", replace(make_context(), spelling=voices["own"]))
+        regime = build("rlad", replace(make_context(), renderer=voices["own"]))
         (request,) = regime.publish(group, make.author()) or [None]
         return regime, None if request is None else decode(encode(request), experience_decoder)
 
     return request_of
 
 
-def scores_of(request, voice, seed=0):
+def scores_of(request, codec, seed=0):
     """What a teacher with this voice answers, its log-probs made up."""
     rng = np.random.default_rng(seed)
     found = []
     for answer in request.answers:
-        said = foreign_episode(answer, voice.receiver, voice)
+        said = foreign_episode(answer, codec.receiver, codec)
         for text in [None] * answer.num_scores if said is None else said.texts:
             found.append(
                 text
                 and TokenTrace(
                     byte_lengths=pack_array(text.byte_lengths, "i4"),
                     logprobs=pack_array(-rng.exponential(size=text.token_ids.size), "f4"),
-                    special=pack_array(voice.receiver.table.is_special(text.token_ids), "u1"),
+                    special=pack_array(codec.receiver.table.is_special(text.token_ids), "u1"),
                     written=text.written,
                 )
             )
@@ -129,7 +129,7 @@ def units_of(score, number):
     """A teacher's units of one turn: "y" at every place, and how likely says which turn and which place it is."""
     size = len(score.special)
     nats = pack_array([-1.0 - number - place / 100 for place in range(size)], "f4")
-    return ToldUnits(units=[b"y"], places=pack_array([0] * size, "i4"), logprobs=nats)
+    return LikeliestUnits(units=[b"y"], places=pack_array([0] * size, "i4"), logprobs=nats)
 
 
 def slow_places(answer, scores, student, teacher):
@@ -220,8 +220,8 @@ def test_a_call_that_the_teacher_writes_otherwise_has_no_score(played, request_o
 
 def test_a_token_across_the_end_of_the_content_has_no_score(peer, receiver):
     """ "copy:| hay" has its content "copy: h" end within a token: what the teacher gave behind "copy:" is dropped."""
-    voice, teacher = PlainVoice(receiver, "ay{name}{arguments}"), PlainVoice(peer)
-    answer = voice.played([own("copy: h", CALL)])
+    codec, teacher = DirectRequestCodec(receiver, "ay{name}{arguments}"), DirectRequestCodec(peer)
+    answer = codec.played([own("copy: h", CALL)])
     given = GivenAnswer(completion=b"", finish_reason=FinishReason.STOP, turns=shared_turns(answer))
     scores = scores_of(SimpleNamespace(answers=[given]), teacher)
     trace = teacher_trace(answer, scores, "f", receiver)

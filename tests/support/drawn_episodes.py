@@ -6,7 +6,7 @@ from mrl.records.episodes import Message, ToolCall
 
 CALL = ToolCall(name="look_up", arguments='{"key":"b"}')
 OTHER_CALLS = "[{name}({arguments})]"
-"""Format of a call in another family, for `PlainVoice`."""
+"""Format of a call in another family, for `DirectRequestCodec`."""
 CONTENTS = ["reverse: yah", "copy: hay", "h", "naïve café", "a reverse: hay yah 12"]
 
 

@@ -22,13 +22,13 @@ from transformers import (
 from mrl.cli.main import main
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
-from mrl.engines.dialect import Launch
-from mrl.engines.engine import Engine, Finished, GenerationRequest
+from mrl.engines.engine import Engine, FinishedAnswer, GenerationRequest
+from mrl.engines.server_backend import Launch
 from mrl.engines.vllm import VLLM
 from mrl.models.load_policy import load_policy
 from mrl.models.tensor_broadcast import BroadcastGroup, IncomingTensors, buckets_of, open_store
 from mrl.models.tensor_file import digest, shape_of
-from mrl.records.rollouts import Meeting
+from mrl.records.rollouts import BroadcastRendezvous
 from mrl.records.version import Version
 from mrl.weights.checkpoint_store import CheckpointStore
 from mrl.weights.tensor_pieces import Piece
@@ -148,7 +148,7 @@ class Sender:
         """Open the store. `digests` are told to the members, those of the tensors by default."""
         self._tensors = tensors
         self._store = open_store("127.0.0.1")
-        meeting = Meeting(
+        meeting = BroadcastRendezvous(
             host="127.0.0.1",
             port=self._store.port,
             name=name,
@@ -195,16 +195,16 @@ class Rig:
         prompt = rng.integers(0, VOCAB_SIZE, size=prompt_tokens).astype(np.int32)
         return GenerationRequest(f"r{self._asked}", prompt, rng.integers(0, 2**63, size=answers, dtype=np.uint64))
 
-    def collect(self, count: int, within_s: float = 120.0) -> list[Finished]:
+    def collect(self, count: int, within_s: float = 120.0) -> list[FinishedAnswer]:
         """Collect `count` answers, within a time that is only reached when something is wrong."""
-        found: list[Finished] = []
+        found: list[FinishedAnswer] = []
         deadline_s = time.monotonic() + within_s
         while len(found) < count:
             assert time.monotonic() < deadline_s, f"{len(found)} of {count} answers came"
             found += self.engine.collect(0.5)
         return found
 
-    def expected(self, request: GenerationRequest, one: Finished, *, keeps_cache: bool) -> np.ndarray:
+    def expected(self, request: GenerationRequest, one: FinishedAnswer, *, keeps_cache: bool) -> np.ndarray:
         """Return [T] log-probabilities of an answer under the versions that it names.
 
         With `keeps_cache` tokens before an update stay as the old version read them; without it every version reads

@@ -1,4 +1,4 @@
-"""The dialect of a made-up policy: how it writes turns and calls, and episodes that it has played."""
+"""The backend of a made-up policy: how it writes turns and calls, and episodes that it has played."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer
 from mrl.records.version import Version, VersionSpan
-from mrl.sharing.peer_episodes import SpelledEpisode
+from mrl.sharing.peer_episodes import RenderedEpisode
 
 
-class PlainVoice:
-    """Dialect with lines of text between turns and calls written as `call` says. `refuses`: the refusal to give."""
+class DirectRequestCodec:
+    """Backend with lines of text between turns and calls written as `call` says. `refuses`: the refusal to give."""
 
     def __init__(self, receiver: Receiver, call: str = "<{name} {arguments}>", *, max_tokens: int = 999) -> None:
         self.receiver, self._call, self._max_tokens = receiver, call, max_tokens
@@ -41,7 +41,7 @@ class PlainVoice:
         """Return the text's tokens, the same wherever they stand."""
         return self._ids(text, is_ended=is_ended)
 
-    def join(self, turns: Sequence[SharedTurn], said: Sequence[np.ndarray]) -> SpelledEpisode | str:
+    def join(self, turns: Sequence[SharedTurn], said: Sequence[np.ndarray]) -> RenderedEpisode | str:
         """Join turns, with a line for each message between them, or return the reason of a refusal."""
         if self.refuses == "no_bridge":
             return self.refuses
@@ -50,7 +50,7 @@ class PlainVoice:
         if sum(part.size for part in parts) > self._max_tokens:
             return "too_long"
         sampled = np.array([turn.is_sampled for turn in turns])
-        return SpelledEpisode(np.concatenate(parts), np.repeat(sampled, [part.size for part in parts]))
+        return RenderedEpisode(np.concatenate(parts), np.repeat(sampled, [part.size for part in parts]))
 
     def bridge(self, messages: Sequence[Message]) -> np.ndarray:
         """Return the tokens between two turns."""

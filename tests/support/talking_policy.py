@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mrl.config.policy_tables import PromptTable
 from mrl.models.tokenizers import train_byte_level
-from mrl.models.turn_spelling import TurnSpelling
+from mrl.models.turn_renderer import TurnRenderer
 from mrl.models.warm_start import EncodedTurn, completion_loss, lr_factor, pad_rows
 from mrl.records.episodes import Message
 from mrl.tasks.environments.opening import named_class
@@ -64,8 +64,8 @@ def talking_policy(folder: Path, *, steps: int, reasons: bool = False) -> Weight
     )
     model = Qwen3ForCausalLM(shape)
     model.save_pretrained(folder)
-    spelling = TurnSpelling(folder, PromptTable(history="template" if reasons else "sampled"), eos_ids=[end])
-    rows = [row for game, turns in episodes for row in _rows(game, turns, spelling, end, thought)]
+    renderer = TurnRenderer(folder, PromptTable(history="template" if reasons else "sampled"), eos_ids=[end])
+    rows = [row for game, turns in episodes for row in _rows(game, turns, renderer, end, thought)]
     _learn(model, rows, steps, rng)
     model.eval().save_pretrained(folder)
     return Weights(folder, model)
@@ -75,24 +75,24 @@ def _played(game: str, seed: int, rng: random.Random) -> Said:
     return demonstrated(game, seed, rng, skill=SKILL[game])
 
 
-def _rows(game: str, turns: Said, spelling: TurnSpelling, end: int, thought: str) -> list[list[EncodedTurn]]:
+def _rows(game: str, turns: Said, renderer: TurnRenderer, end: int, thought: str) -> list[list[EncodedTurn]]:
     """Make a training row for every turn, each of which begins with a thought."""
     name = GAMES[game]
     tools = [tool.spec.as_chat() for tool in tools_of(named_class(name), name).values()]
     conversation = [Message("user", turns[0][0])]
-    row = spelling.opening(conversation, tools).tolist()
+    row = renderer.opening(conversation, tools).tolist()
     found = []
     for (_, completion), following in zip(turns, [*turns[1:], None], strict=True):
         said = PLAIN.read(completion)
-        text = spelling.said(thought + said.content, said.tool_calls)
+        text = renderer.said(thought + said.content, said.tool_calls)
         assert text is not None
-        spelled = spelling.turn(text, eos_id=end)
+        spelled = renderer.turn(text, eos_id=end)
         found.append([(row, spelled.tolist())])
         if following:
             answer = Message("tool" if said.tool_calls else "user", following[0])
             conversation += [Message("assistant", thought + said.content, said.tool_calls), answer]
-            anew = spelling.anew(conversation, tools)
-            bridge = spelling.bridge(spelled.tolist(), said.tool_calls, [answer])
+            anew = renderer.anew(conversation, tools)
+            bridge = renderer.bridge(spelled.tolist(), said.tool_calls, [answer])
             row = [*row, *spelled.tolist(), *bridge.tolist()] if anew is None else anew[0].tolist()
     return found
 

@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.config.task_tables import PoolTable, TaskTable
-from mrl.engines.engine import Finished, Generation, GenerationRequest
+from mrl.engines.engine import FinishedAnswer, Generation, GenerationRequest
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import unpack_array
 from mrl.records.rollouts import ScoredGroup, WeightsNotice
 from mrl.records.version import Version
-from mrl.rollout.duties import Duties
 from mrl.rollout.link import WorkerLink
+from mrl.rollout.loop_options import LoopOptions
 from mrl.rollout.sampling import Sampler
 from mrl.rollout.worker_loop import RolloutLoop
 from mrl.tasks.pool import build_pool
@@ -76,7 +76,7 @@ class WorkerRig:
         """End the link and the pool; the engine stays."""
         self._closing.close()
 
-    def as_answers(self) -> tuple[list[GenerationRequest], list[Finished]]:
+    def as_answers(self) -> tuple[list[GenerationRequest], list[FinishedAnswer]]:
         """Return the groups that came to the learner, as the engine's requests and answers."""
         requests = [
             GenerationRequest(group.ticket, unpack_array(group.prompt_token_ids, "i4"), np.zeros(0, np.uint64))
@@ -87,13 +87,13 @@ class WorkerRig:
             for index, one in enumerate(group.answers):
                 token_ids, logprobs = unpack_array(one.token_ids, "i4"), unpack_array(one.logprobs, "f4")
                 generation = Generation(token_ids, logprobs, one.versions, one.finish_reason)
-                finished.append(Finished(group.ticket, index, generation))
+                finished.append(FinishedAnswer(group.ticket, index, generation))
         return requests, finished
 
     def _open_learner(self) -> Intake:
         keys = create_keys(self._folder / "keys", [WORKER])
         self._server = ServerSocket(keys)
-        pace = Pace(self._num_groups, GROUP_SIZE, max_staleness_versions=0, total_steps=1)
+        pace = SamplingLimits(self._num_groups, GROUP_SIZE, max_staleness_versions=0, total_steps=1)
         ledger = WorkLedger(pace, lambda n: self._pool.prompt_at(n).prompt_id, resumed_at=Version(self._run_epoch, 0))
         intake = Intake(self._server, ledger)
         self._closing.callback(intake.close)
@@ -110,7 +110,7 @@ class WorkerRig:
             Sampler("a", 1, self.rig.engine, self._pool, _token_ids, _text),
             link,
             Telemetry("worker/a/0", "a", lambda record: True),
-            Duties(max_answers=lambda in_flight: 4 * GROUP_SIZE, publish=self._publish, max_staleness_versions=9),
+            LoopOptions(max_answers=lambda in_flight: 4 * GROUP_SIZE, publish=self._publish, max_staleness_versions=9),
             group_size=GROUP_SIZE,
             learner_bound_s=30.0,
         )

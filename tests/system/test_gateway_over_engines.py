@@ -9,7 +9,7 @@ from functools import partial
 import openai
 import pytest
 
-from tests.system.test_plain_requests import MARK, check_streams, post, url_and_key
+from tests.system.test_direct_requests import MARK, check_streams, post, url_and_key
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 STEPS = 8

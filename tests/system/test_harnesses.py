@@ -10,7 +10,7 @@ import pytest
 
 from mrl.parent_death import command
 from tests.support.pages import ROOT, blocks
-from tests.system.test_plain_requests import SERVING
+from tests.system.test_direct_requests import SERVING
 
 pytestmark = pytest.mark.system
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")

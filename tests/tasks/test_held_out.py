@@ -5,10 +5,10 @@ import pytest
 
 from mrl.records.episodes import Message
 from mrl.records.evaluation_messages import EvaluationResult
+from mrl.records.readable_turns import ReadableTurn
 from mrl.records.rollouts import HeldOutAnswer, HeldOutItem
-from mrl.records.told_turns import ToldTurn
 from mrl.records.version import Version, VersionSpan
-from mrl.tasks.held_out import MAX_GRANTS, SHOWN_PER_TASK, HeldOutBook, Measure
+from mrl.tasks.held_out import MAX_GRANTS, SHOWN_PER_TASK, HeldOutTally, Measure
 from mrl.tasks.pool import Prompt
 
 ASKED, NEWER = Version(1, 40), Version(1, 41)
@@ -16,8 +16,8 @@ PROMPTS = [Prompt(f"{task}:{number}", task, f"{task} {number}?") for number in r
 
 
 @pytest.fixture
-def book() -> HeldOutBook:
-    return HeldOutBook("a", ASKED, PROMPTS, began_s=100.0)
+def book() -> HeldOutTally:
+    return HeldOutTally("a", ASKED, PROMPTS, began_s=100.0)
 
 
 def answer(item: HeldOutItem, reward: float = 1.0, *, own_tokens: int = 3, newer_tokens: int = 0) -> HeldOutAnswer:
@@ -50,7 +50,7 @@ def test_the_result_is_the_share_of_right_answers_by_task(book):
 def test_what_is_shown_of_an_episode_has_its_opening_and_turns(book):
     """As the worker told them."""
     [item] = book.grant("w", 1)
-    turns = [ToldTurn(is_sampled=True, tokens=2, messages=(Message("assistant", "five"),))]
+    turns = [ReadableTurn(is_sampled=True, tokens=2, messages=(Message("assistant", "five"),))]
     book.accept(msgspec.structs.replace(answer(item), opening="<bos>Guess", turns=turns))
 
     result = book.result(101.0)
@@ -117,7 +117,7 @@ def test_an_answer_counts_once_and_only_in_its_own_book(book):
     (item,) = book.grant("w", 1)
     assert book.accept(answer(item))
     assert not book.accept(answer(item, reward=0.0))
-    stranger = HeldOutBook("a", Version(0, 40), PROMPTS, began_s=0.0).grant("w", 2)[1]
+    stranger = HeldOutTally("a", Version(0, 40), PROMPTS, began_s=0.0).grant("w", 2)[1]
     assert not book.accept(answer(stranger))
     for ticket in (item.ticket.replace(".0", ".7"), item.ticket + "9999", "0.3", "", f"{ASKED}.held-out.x"):
         assert not book.accept(HeldOutAnswer(ticket=ticket or "-", reward=1.0))
@@ -154,7 +154,7 @@ def test_nothing_answered_is_no_result(book):
     book.give_up(running=True)
     assert book.is_over
     assert book.result(101.0) is None
-    assert HeldOutBook("a", ASKED, [], began_s=0.0).is_over
+    assert HeldOutTally("a", ASKED, [], began_s=0.0).is_over
 
 
 SEVERAL = Measure(samples=4, ks=(1, 2, 4))
@@ -162,7 +162,7 @@ SEVERAL = Measure(samples=4, ks=(1, 2, 4))
 
 def several_answers(rights: list[int], choices: dict[int, str], *, lost: tuple[int, ...] = ()) -> EvaluationResult:
     """Two prompts or more, four answers to each, so many of them right; `choices` of some, by their place."""
-    book = HeldOutBook("a", ASKED, PROMPTS[: len(rights)], began_s=100.0, measure=SEVERAL)
+    book = HeldOutTally("a", ASKED, PROMPTS[: len(rights)], began_s=100.0, measure=SEVERAL)
     for place, item in enumerate(book.grant("w", 100)):
         if place in lost:
             book.accept(HeldOutAnswer(ticket=item.ticket, failure="refused by the engine"))
@@ -177,7 +177,7 @@ def several_answers(rights: list[int], choices: dict[int, str], *, lost: tuple[i
 
 def test_several_answers_to_a_prompt_are_begun_one_after_another():
     """Each has a ticket and a number of its own, and with them its seed."""
-    book = HeldOutBook("a", ASKED, PROMPTS[:2], began_s=0.0, measure=SEVERAL)
+    book = HeldOutTally("a", ASKED, PROMPTS[:2], began_s=0.0, measure=SEVERAL)
 
     items = book.grant("w", 6)
 
@@ -221,7 +221,7 @@ def test_tied_majorities_are_counted():
 
 def test_a_lost_answer_waits_again_and_the_others_of_its_prompt_do_not():
     """The second of four; what comes then has the same number, and so the same seed."""
-    book = HeldOutBook("a", ASKED, PROMPTS[:1], began_s=0.0, measure=SEVERAL)
+    book = HeldOutTally("a", ASKED, PROMPTS[:1], began_s=0.0, measure=SEVERAL)
     items = book.grant("w", 4)
 
     assert book.lose(lambda _, ticket: ticket == items[1].ticket) == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 from msgspec import structs
 
-from mrl.records.rollouts import Meeting, WeightsRequest
+from mrl.records.rollouts import BroadcastRendezvous, WeightsRequest
 from mrl.records.version import Version
 from mrl.weights.broadcast_requests import (
     WINDOW_S,
@@ -16,7 +16,7 @@ from mrl.weights.broadcast_requests import (
 )
 
 V1, V2 = Version(0, 1), Version(0, 2)
-MEETING = Meeting(host="h", port=1, name="m", backend="gloo", first_rank=1, world_size=2)
+MEETING = BroadcastRendezvous(host="h", port=1, name="m", backend="gloo", first_rank=1, world_size=2)
 
 
 def request(

@@ -11,11 +11,11 @@ from canary_check.learner import Published
 from torch import Tensor, nn
 
 from mrl.engines.attached_adapters import AttachedAdapters
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.engines.vllm import VLLM
 from mrl.models.load_policy import load_policy
 from mrl.records.version import Version
@@ -198,7 +198,7 @@ def vllm_server(published: Published, folder: Path, closing: ExitStack) -> Untol
     launch = Launch(
         engine_python("vllm", device="cpu"), published.start, "127.0.0.1", 0, "cpu", "bfloat16", 1, 16, 128, 0
     )
-    bounds = Bounds(start_s=400.0, load_s=60.0)
+    bounds = ServerTimeouts(start_s=400.0, load_s=60.0)
     engine = Untold(VLLM(), Sampling(1.0, 8, (0,)), launch=launch, log=folder / "server.log", bounds=bounds)
     closing.callback(engine.close)
     return engine

@@ -23,7 +23,7 @@ from typing import Any
 from exchange_drill.journals import Journal, entries, last_entry
 from exchange_drill.workload import READER, SOURCE, is_intact, make_record, record_id
 from mrl.exchange.client import ExchangeClient
-from mrl.processes.wiring import stop_event
+from mrl.processes.role_runtime import stop_event
 from mrl.records.experience import Received
 from mrl.transport.background import BackgroundClient
 from mrl.transport.client_socket import ClientSocket

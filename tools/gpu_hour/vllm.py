@@ -13,17 +13,17 @@ from transformers import PreTrainedModel
 
 from gpu_hour.bench import Bench, SkippedError
 from gpu_hour.shapes import config_of, random_model
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.errors import EngineError
 from mrl.models.number_formats import NumberFormat
 from mrl.models.parameters import named_weights
 from mrl.processes.engines import DIALECTS
 from mrl.records.version import Version
-from mrl.rollout.updates import install
+from mrl.rollout.weight_updates import install
 from mrl.weights.canary import canary_sequences, make_canary
 from mrl.weights.publish import Publisher
 
@@ -69,7 +69,7 @@ def measure_server(bench: Bench) -> None:
     sampling = Sampling(temperature=1.0, max_new_tokens=tokens, eos_ids=(1,))
     began_s = time.monotonic()
     log = bench.folder / "vllm-server.log"
-    bounds = Bounds(start_s=min(START_S, max(1.0, bench.left_s)))
+    bounds = ServerTimeouts(start_s=min(START_S, max(1.0, bench.left_s)))
     engine = ServerEngine(DIALECTS["vllm"](), sampling, launch=launch, log=log, bounds=bounds)
     try:
         bench.tell("start", time.monotonic() - began_s, "s")

@@ -7,7 +7,7 @@ from mrl.errors import DiskBroken
 from mrl.exchange.core import ExchangeCore, Outgoing
 from mrl.exchange.store import DISK_FULL, Store
 from mrl.exchange.transaction import Transaction
-from mrl.processes.allocator_life import begin_life
+from mrl.processes.allocator_state import new_allocator_state
 from mrl.processes.planning.plan import ProcessSpec
 from mrl.processes.unit_allocator import unit_core
 from mrl.records.codec import encode
@@ -86,7 +86,7 @@ class AllocatorProcess:
 
     def __init__(self, run: "Run", process: Process, spec: ProcessSpec) -> None:
         self._process, self._run = process, run
-        life = begin_life(run.folder.path / "allocator.json", "key")
+        life = new_allocator_state(run.folder.path / "allocator.json", "key")
         run.witness.note_life(life.number)
         self._core, self._life = unit_core(run.config, run.folder, life, process.now_s()), life
         self._server = run.network.listen(process, "allocator", self._on_message)

@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from mrl.allocation.node_guard import NodeGuard
 from mrl.allocation.unit_core import UnitCore
-from mrl.config.run_epochs import Lives
+from mrl.config.run_epochs import RunEpochs
 from mrl.exchange.client import ExchangeClient
+from mrl.exchange.client_fetches import ClientFetches
 from mrl.exchange.core import ExchangeCore
 from mrl.exchange.publisher import RecordPublisher
-from mrl.exchange.questions import Questions
 from mrl.exchange.record_intake import RecordIntake
 from mrl.exchange.transaction import Judged
 from mrl.learner import ledger
@@ -25,7 +25,7 @@ from run_simulation import daemons
 
 put = ExchangeCore._on_put
 due, go_on = Requests.due, WorkLedger.restore
-settle, step, begin_life = RecordIntake.settle, NodeGuard._step, daemons.begin_life
+settle, step, new_allocator_state = RecordIntake.settle, NodeGuard._step, daemons.new_allocator_state
 
 
 def _acknowledge_first(self: ExchangeCore, client: bytes, session: Any, message: Any, now_s: float) -> Any:
@@ -33,7 +33,7 @@ def _acknowledge_first(self: ExchangeCore, client: bytes, session: Any, message:
     return [*put(self, client, session, message, now_s), (client, self._ack([judged]))]
 
 
-def _renew_no_watch(self: Questions, now_s: float) -> None:
+def _renew_no_watch(self: ClientFetches, now_s: float) -> None:
     self._requests.start_over()
     self.send(now_s)
 
@@ -58,7 +58,7 @@ def _settle_anyway(self: RecordIntake, failure: str, now_s: float) -> Any:
 
 def _first_life(path: Path, run_key: str) -> Any:
     path.unlink(missing_ok=True)
-    return begin_life(path, run_key)
+    return new_allocator_state(path, run_key)
 
 
 def _instead(owner: object, name: str, mistake: object) -> Callable[[], AbstractContextManager[Any]]:
@@ -67,9 +67,9 @@ def _instead(owner: object, name: str, mistake: object) -> Callable[[], Abstract
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "acknowledged before the commit": _instead(ExchangeCore, "_on_put", _acknowledge_first),
-    "watches lost with the daemon": _instead(Questions, "start_over", _renew_no_watch),
+    "watches lost with the daemon": _instead(ClientFetches, "start_over", _renew_no_watch),
     "puts lost with the daemon": _instead(RecordPublisher, "start_over", lambda self, now_s: None),
-    "run epoch used again": _instead(Lives, "begin", lambda self: 0),
+    "run epoch used again": _instead(RunEpochs, "begin", lambda self: 0),
     "void versions trained on": _instead(ledger, "is_void", lambda version, resumed_at: False),
     "stale groups trained on": _instead(WorkLedger, "_drop_stale", lambda self, step: None),
     "groups taken over twice": _instead(WorkLedger, "_claim", _claim_again),
@@ -80,7 +80,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "epochs of allocators alike": _instead(UnitCore, "_epoch_before", lambda self, life: 0),
     "storing again goes unnoticed": _instead(ExchangeClient, "_note_storage", lambda self, storage, now_s: None),
     "a full disk acknowledged": _instead(RecordIntake, "settle", _settle_anyway),
-    "allocators counted anew": _instead(daemons, "begin_life", _first_life),
+    "allocators counted anew": _instead(daemons, "new_allocator_state", _first_life),
     "no new address looked up": _instead(
         Requests, "due", lambda self, now_s: due(self, now_s)._replace(reconnects=False)
     ),

@@ -10,8 +10,8 @@ from mrl.allocation.lease import LeaseHolder, Used
 from mrl.exchange.client import ExchangeClient, ExchangeLink
 from mrl.exchange.record_index import RecordIndex
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.ledger import SamplingLimits, WorkLedger
+from mrl.learner.worker_activity import WaitBounds
 from mrl.processes.planning.plan import ProcessSpec
 from mrl.processes.planning.unit_workers import UNIT_EPOCH
 from mrl.records.experience import OutcomeRecord
@@ -80,7 +80,7 @@ class LearnerProcess:
         self._lives = run.folder.lives(self.policy)
         self._version = Version(self._lives.begin(), saved["step"] if saved else 0)
         run.witness.resumed(self.policy, self._version)
-        pace = Pace(GROUPS_PER_STEP, GROUP_SIZE, run.staleness, run.num_steps, adaptive=run.is_adaptive)
+        pace = SamplingLimits(GROUPS_PER_STEP, GROUP_SIZE, run.staleness, run.num_steps, adaptive=run.is_adaptive)
         self._ledger = WorkLedger(pace, run.prompt_at, resumed_at=self._version, step=self._version.step)
         self._table = PendingRescues(max_pending=64, gate_age_versions=GATE_VERSIONS)
         self._heard: dict[str, OutcomeRecord] = {}

@@ -165,7 +165,7 @@ def _in_place(run: Run) -> Iterator[None]:
             stack.enter_context(patch.object(module, "time", run.world))
         stack.enter_context(patch.object(host_processes, "Child", SimulatedChild))
         stack.enter_context(patch.object(unit_node, "os", SimpleNamespace(kill=lambda number, _: kill(run, number))))
-        stack.enter_context(patch.object(unit_node, "wiring", SimpleNamespace(link=link)))
+        stack.enter_context(patch.object(unit_node, "role_runtime", SimpleNamespace(link=link)))
         stack.enter_context(patch.object(secrets, "randbits", run.world.rng.getrandbits))
         stack.enter_context(patch.object(SimulatedChild, "run", run, create=True))
         stack.callback(structlog.reset_defaults)

@@ -12,7 +12,7 @@ from mrl.sharing.own_examples import own_examples, prompt_of
 from mrl.sharing.own_objective import POLICY_GRADIENT
 from mrl.sharing.peer_groups import PeerGroupParameters
 from mrl.sharing.peer_rollouts import RolloutReader
-from mrl.sharing.regime import Absorbed, Component
+from mrl.sharing.regime import AbsorbResult, Component
 from mrl.sharing.regimes import RegimeKind
 
 
@@ -34,7 +34,7 @@ class ConciseRegime(RolloutReader):
         imitated = Component("imitated", Imitation(), parameters.coefficient, "prompts", "peer")
         self.components = (context.objective.component(), imitated)
 
-    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> Absorbed:
+    def absorb(self, groups: Sequence[ScoredGroup], *, step: int, rng: np.random.Generator) -> AbsorbResult:
         """The rows of one step; an imitated row counts as the mean over its tokens."""
         own, rows, bound = own_examples(groups, self.context), [], self.context.success_reward
         for group, traces in zip(groups, self.take_traces(groups, needs_trace=False), strict=True):

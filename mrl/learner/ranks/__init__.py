@@ -4,7 +4,7 @@
 - `context_group`  ranks that share the places of each pass
 - `learner_turn`   turns of the ranks on devices that other processes use, too
 - `rank_place`     number of this rank, and the hosts that the ranks live on
-- `meeting`        meeting of the ranks of several hosts, once for every life of the learner
+- `rendezvous`     meeting of the ranks of several hosts, once for every life of the learner
 - `host_board`     activities of the ranks of several hosts
 - `own_address`    address and interface by which other hosts reach this one
 - `watchdog`       activities of the ranks of one host, and the end of a rank that waits for too long

@@ -15,7 +15,7 @@ import structlog
 import torch.distributed as dist
 
 from mrl.learner.ranks.rank_place import RankPlace
-from mrl.learner.ranks.watchdog import Place
+from mrl.learner.ranks.watchdog import RankActivity
 
 BEAT_S = 1.0
 CLOSE_S = 2.0
@@ -64,7 +64,7 @@ class HostBoard:
     def live(self) -> None:
         """See Board; does nothing, since the board's own thread tells it."""
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[RankActivity]:
         """See Board. Only a process of this host has a pid that means anything here."""
         with self._lock:
             heard = {**self._heard, self._place.rank: (self._own(0), time.monotonic())}
@@ -110,10 +110,10 @@ class HostBoard:
     def _own(self, number: int) -> _Said:
         return _Said(number, self._count, time.monotonic() - self._since_s, os.getpid(), self._what)
 
-    def _seen(self, rank: int, said: _Said, heard_s: float) -> Place:
+    def _seen(self, rank: int, said: _Said, heard_s: float) -> RankActivity:
         is_here = self._place.host_of(rank) == self._place.host_of(self._place.rank)
         host = self._place.host_of(rank)
-        return Place(said.count, heard_s - said.lasted_s, said.pid if is_here else 0, said.what, heard_s, host)
+        return RankActivity(said.count, heard_s - said.lasted_s, said.pid if is_here else 0, said.what, heard_s, host)
 
     def _speak(self) -> None:
         number = 0
@@ -151,7 +151,7 @@ class HostBoard:
                     self._heard[rank] = said, time.monotonic()
 
 
-_NOWHERE = Place(0, 0.0, 0, "", 0.0)
+_NOWHERE = RankActivity(0, 0.0, 0, "", 0.0)
 
 
 def _at(rank: int) -> str:

@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankActivity:
     """Activity of one rank: its `count`-th, since a time of the monotonic clock. Count 0: it has yet to begin."""
 
     count: int
@@ -50,7 +50,7 @@ class Place:
     """Host of the rank, where the ranks live on several. The `pid` of a process of another host is 0 here."""
 
 
-class Board(Protocol):
+class ActivityBoard(Protocol):
     """Board on which the ranks of a learner show their activities."""
 
     def note(self, what: str) -> None:
@@ -59,7 +59,7 @@ class Board(Protocol):
     def live(self) -> None:
         """Note that this rank's process runs, whatever its activity."""
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[RankActivity]:
         """Return the activities of all ranks, by rank."""
 
     def lost(self, now_s: float, forgiven_s: float = 0.0) -> str:
@@ -87,7 +87,7 @@ class ProgressBoard:
         """See Board."""
         _ALIVE.pack_into(self._slots, self._rank * _BYTES + _SLOT.size, time.monotonic())
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[RankActivity]:
         """See Board."""
         return [self._place(rank * _BYTES) for rank in range(self._size)]
 
@@ -95,21 +95,21 @@ class ProgressBoard:
         """See Board; always empty, since torchrun ends all ranks of a host with the first that ends."""
         return ""
 
-    def _place(self, at: int) -> Place:
+    def _place(self, at: int) -> RankActivity:
         count, since_s, pid, what = _SLOT.unpack_from(self._slots, at)
         (alive_s,) = _ALIVE.unpack_from(self._slots, at + _SLOT.size)
-        return Place(count, since_s, pid, what.rstrip(b"\0").decode(), alive_s)
+        return RankActivity(count, since_s, pid, what.rstrip(b"\0").decode(), alive_s)
 
 
 def stall_of(
-    places: Sequence[Place], now_s: float, bound_s: float, slow_bound_s: float, forgiven_s: float = 0.0
+    places: Sequence[RankActivity], now_s: float, bound_s: float, slow_bound_s: float, forgiven_s: float = 0.0
 ) -> str:
     """Return which rank is awaited, at what, for how long, once a rank has exceeded a bound; empty before that.
 
     `bound_s` bounds an activity, `slow_bound_s` one in SLOW. Time before `forgiven_s` does not count.
     """
 
-    def lasted_s(place: Place) -> float:
+    def lasted_s(place: RankActivity) -> float:
         return now_s - max(place.since_s, forgiven_s)
 
     begun = [place for place in places if place.count]
@@ -129,7 +129,7 @@ def stall_of(
     )
 
 
-def _names(places: Sequence[Place], ranks: Sequence[int]) -> str:
+def _names(places: Sequence[RankActivity], ranks: Sequence[int]) -> str:
     """Return names as "rank 1, 3", or where ranks live on several hosts "rank 2, 3 on host b"."""
     hosts = list(dict.fromkeys(places[rank].host for rank in ranks))
     of_host = {host: ", ".join(str(rank) for rank in ranks if places[rank].host == host) for host in hosts}
@@ -143,7 +143,7 @@ class StallWatch:
     before. A rank that is lost ends this process in any case.
     """
 
-    def __init__(self, board: Board, *, bound_s: float, slow_bound_s: float, ends: bool = True) -> None:
+    def __init__(self, board: ActivityBoard, *, bound_s: float, slow_bound_s: float, ends: bool = True) -> None:
         self._board, self._bounds_s, self._ends = board, (bound_s, slow_bound_s), ends
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall-watch", daemon=True)
@@ -169,7 +169,7 @@ class StallWatch:
                 self._tell(lost or told, places, ends=self._ends or bool(lost))
                 return
 
-    def _tell(self, told: str, places: Sequence[Place], *, ends: bool) -> None:
+    def _tell(self, told: str, places: Sequence[RankActivity], *, ends: bool) -> None:
         ask_for_stacks(place.pid for place in places if place.pid)
         self._closed.wait(STACKS_S)
         log.error(

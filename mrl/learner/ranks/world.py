@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from mrl.config.run_folder import local_folder
 from mrl.errors import PeerLost
 from mrl.learner.ranks.host_board import HostBoard
-from mrl.learner.ranks.meeting import MeetingPoint, meet
 from mrl.learner.ranks.rank_place import RankPlace, rank_place
-from mrl.learner.ranks.watchdog import Board, ProgressBoard, StallWatch
+from mrl.learner.ranks.rendezvous import RendezvousPoint, meet
+from mrl.learner.ranks.watchdog import ActivityBoard, ProgressBoard, StallWatch
 
 
 class World:
@@ -28,7 +28,7 @@ class World:
         rank: int,
         size: int,
         device: torch.device,
-        board: Board | None = None,
+        board: ActivityBoard | None = None,
         *,
         addresses: Mapping[str, str] = MappingProxyType({}),
         patience: timedelta | None = None,
@@ -148,7 +148,7 @@ class World:
             self._board.close()
 
 
-def join_world(device_kind: str, *, timeout_s: float, point: MeetingPoint | None = None) -> World:
+def join_world(device_kind: str, *, timeout_s: float, point: RendezvousPoint | None = None) -> World:
     """Join the process group that torchrun and the supervisor describe; without them, be a group of one.
 
     Ranks of one host meet in a file, which needs no listener, where the environment names a folder for it. Ranks of

@@ -22,7 +22,7 @@ from mrl.records.evaluation_file import EvaluatedPolicy, EvaluationFile
 from mrl.records.evaluation_messages import EvaluationResult
 from mrl.records.version import Version
 from mrl.rollout.held_out_pass import HeldOutPass
-from mrl.tasks.held_out import HeldOutBook, measure_of
+from mrl.tasks.held_out import HeldOutTally, measure_of
 from mrl.tasks.pool import Prompt, TaskPool
 
 MAX_LOST = 3
@@ -95,7 +95,7 @@ def _answers(
         sampler, _ = build_sampler(config, label, asked.pool, engine)
         closing.callback(sampler.engine.close)
         sampler.engine.label(version)
-        book = HeldOutBook(label, version, asked.prompts, began_s=time.monotonic(), measure=measure_of(config))
+        book = HeldOutTally(label, version, asked.prompts, began_s=time.monotonic(), measure=measure_of(config))
         at_work = HeldOutPass(sampler, Telemetry("eval", label, lambda _: None), book)
         total, most, lost = book.num_missing, answers_at_once(config, label), 0
         while not book.is_over:

@@ -5,7 +5,7 @@
 - `devices`        GPUs that this host shows
 - `placement`      host and GPUs of each process
 - `unit_workers`   units of a host, and the environment of a worker on a unit
-- `turns`          devices that processes use one after the other
+- `time_sharing`   devices that processes use one after the other
 - `torchrun`       command and environment of a learner's ranks
 - `local_folder`   the folder that processes of one run share on one host
 - `restarts`       what to do when a process has ended

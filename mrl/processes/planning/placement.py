@@ -23,7 +23,7 @@ Key = tuple[Literal["learner", "worker"], str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessPlacement:
     """Place of one process."""
 
     host: str
@@ -69,7 +69,9 @@ def joins_learner(policy: PolicyTable) -> bool:
     return policy.turns and rank_gpus(policy) > 0
 
 
-def seats(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | None = None) -> dict[Key, Seat]:
+def seats(
+    config: RunConfig, room: Mapping[str, int], load: Mapping[str, int] | None = None
+) -> dict[Key, ProcessPlacement]:
     """Return the seats of every learner, one on each of its hosts, and of every planned worker.
 
     `room`: host -> number of GPUs that it offers, for the hosts that policies live on, in their order. `load`: host ->
@@ -92,7 +94,7 @@ class _FullError(Exception):
         self.name, self.role = name, role
 
 
-def _filled(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> dict[Key, Seat]:
+def _filled(config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> dict[Key, ProcessPlacement]:
     """Return seats as `seats` does. Raises _FullError."""
     hall = _Hall(config, room, load)
     for place, name in enumerate(config.policies):
@@ -108,7 +110,7 @@ class _Hall:
     """The seats taken so far."""
 
     def __init__(self, config: RunConfig, room: Mapping[str, int], load: Mapping[str, int]) -> None:
-        self.taken: dict[Key, Seat] = {}
+        self.taken: dict[Key, ProcessPlacement] = {}
         self._config, self._room, self._load = config, room, Counter(load)
         self._held: Counter[tuple[str, int]] = Counter()
         self._homes: dict[str, str] = {}
@@ -163,7 +165,7 @@ class _Hall:
         raise _FullError(name, "worker")
 
     def _take(self, key: Key, host: str, gpus: Sequence[int]) -> None:
-        self.taken[key] = Seat(host, tuple(gpus))
+        self.taken[key] = ProcessPlacement(host, tuple(gpus))
         self._held.update((host, gpu) for gpu in gpus)
 
     def _free(self, host: str) -> list[int]:

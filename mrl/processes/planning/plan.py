@@ -22,7 +22,8 @@ from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
 from mrl.parent_death import CORES
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.hosts import Host, host_environment, join_argv
-from mrl.processes.planning.placement import Key, Seat, least_gpus, most_gpus, seats
+from mrl.processes.planning.placement import Key, ProcessPlacement, least_gpus, most_gpus, seats
+from mrl.processes.planning.time_sharing import check_turns, turn_environment
 from mrl.processes.planning.torchrun import (
     LOCAL,
     allocator_environment,
@@ -31,7 +32,6 @@ from mrl.processes.planning.torchrun import (
     torchrun_argv,
     torchrun_environment,
 )
-from mrl.processes.planning.turns import check_turns, turn_environment
 from mrl.processes.planning.unit_workers import (
     KEEPS_ENVIRONMENT,
     UNIT,
@@ -69,7 +69,7 @@ class ProcessSpec:
     host: str = ""
     """Host that the process runs on; "" in a run on one host."""
     has_line: bool = False
-    """Whether its stdin is a socket to its supervisor (`mrl.processes.sleep_line`), else empty."""
+    """Whether its stdin is a socket to its supervisor (`mrl.processes.sleep_channel`), else empty."""
 
     @property
     def log_name(self) -> str:
@@ -180,7 +180,7 @@ def _leased(
                 yield replace(spec, host=host)
 
 
-def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequence[str]) -> dict[Key, Seat]:
+def _seats(config: RunConfig, hosts: Sequence[str], *, here: str, shown: Sequence[str]) -> dict[Key, ProcessPlacement]:
     """Return the seats of all processes; each host counts as showing `launch.gpus_per_host` GPUs, or this one's."""
     first = hosts[0] if hosts else ""
     offered = hosts if config.launch.policies_on_first_host or len(hosts) < 2 else hosts[1:]
@@ -208,7 +208,7 @@ def _order(config: RunConfig, key: Key) -> tuple[int, int]:
     return list(config.policies).index(key[1]), key[2]
 
 
-def _gpus_of(seat: Seat, gpus: Sequence[str], here: str, policy: str) -> tuple[str, ...]:
+def _gpus_of(seat: ProcessPlacement, gpus: Sequence[str], here: str, policy: str) -> tuple[str, ...]:
     """Return the names of a seat's GPUs; () on another host, whose names are not known here."""
     if seat.host != here:
         return ()
@@ -244,7 +244,7 @@ def _no_gpu(policy: str, num_leased: int, first: str) -> ConfigError:
     )
 
 
-def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, Seat]) -> dict[str, str]:
+def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, ProcessPlacement]) -> dict[str, str]:
     """Return the variables by which a learner's ranks on one host choose network interfaces and find other ranks."""
     own = [seat.host for (role, name, _), seat in sorted(seated.items()) if (role, name) == ("learner", policy)]
     reaches_out, ranks = _broadcasts_far(config, policy, seated), config.policies[policy].learner.ranks_per_host
@@ -253,7 +253,7 @@ def _reach(config: RunConfig, policy: str, index: int, seated: Mapping[Key, Seat
     return variables | ({LEARNER_HOSTS: ",".join(own), LEARNER_PLACE: str(index)} if len(own) > 1 else {})
 
 
-def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Seat]) -> bool:
+def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, ProcessPlacement]) -> bool:
     """Whether a learner broadcasts weights to workers of other hosts."""
     hosts = {seat.host for (_, name, _), seat in seated.items() if name == policy}
     return config.policies[policy].rollout.weights == "broadcast" and len(hosts) > 1

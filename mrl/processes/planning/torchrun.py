@@ -3,7 +3,7 @@
 `--standalone` opens two stores on all interfaces, without authentication, and torch unpickles what lies in a store.
 Here agent and ranks meet in files of the host's local folder instead, and collectives stay on the loopback interface.
 The agents of a learner over several hosts do not speak to each other: each starts the ranks of its own host. The ranks
-find each other, and the network interface between them, by themselves (`mrl.learner.ranks.meeting`).
+find each other, and the network interface between them, by themselves (`mrl.learner.ranks.rendezvous`).
 """
 
 import math

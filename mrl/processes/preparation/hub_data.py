@@ -11,7 +11,7 @@ from pathlib import Path
 from mrl.config.schema import RunConfig
 from mrl.config.task_tables import TaskTable
 from mrl.errors import ConfigError, MissingError
-from mrl.hub_names import AskedBy, Name, last_commit, snapshot
+from mrl.hub_names import AskedBy, HubName, last_commit, snapshot
 from mrl.processes.preparation.hub import HubFile, Listing, commit_of, fetch_files, keep_listing, listing_of
 from mrl.tasks.data_rows import README, is_data, split_files
 from mrl.tasks.sources import data_name, is_data_here, splits_of
@@ -77,7 +77,7 @@ def check_data_here(config: RunConfig, run: Path) -> None:
         raise MissingError(what, where=f"tasks.{task}", cure=f"mrl fetch {run} on this host")
 
 
-def _wanted(pinned: Name, listing: Listing, task: str, table: TaskTable, asked: AskedBy) -> dict[str, HubFile]:
+def _wanted(pinned: HubName, listing: Listing, task: str, table: TaskTable, asked: AskedBy) -> dict[str, HubFile]:
     """Return the README and the files of the splits that a task reads. Raises TaskError for a missing split."""
     readme, told = {name: entry for name, entry in listing.files.items() if name == README}, ""
     if readme:

@@ -12,14 +12,14 @@ from mrl.config.nearest_key import nearest
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError, MissingError
-from mrl.hub_names import AskedBy, Name, not_here, parse_name, snapshot
+from mrl.hub_names import AskedBy, HubName, not_here, parse_name, snapshot
 from mrl.processes.preparation.hub import commit_of, fetch, is_whole, known_commit
 from mrl.processes.preparation.hub_data import fetched_data, pinned_data, unfetched_data
 from mrl.processes.preparation.prompt_days import dated
 from mrl.tasks.jsonl_rows import relative_to
 
 
-def named(policy: PolicyTable) -> Name | None:
+def named(policy: PolicyTable) -> HubName | None:
     """Return the model of the hub that a policy takes; None for a made policy, and for a folder of this machine."""
     if policy.make is not None or not policy.model:
         return None
@@ -152,7 +152,7 @@ def _is_missing(policy: PolicyTable) -> bool:
     return model is not None and not (model.commit and is_whole(snapshot(model)))
 
 
-def _at(policy: PolicyTable, model: Name, commit: str) -> PolicyTable:
+def _at(policy: PolicyTable, model: HubName, commit: str) -> PolicyTable:
     folder = snapshot(model.at(commit))
     if Path(policy.model) == folder:
         return policy
@@ -160,7 +160,7 @@ def _at(policy: PolicyTable, model: Name, commit: str) -> PolicyTable:
     return policy.model_copy(update=found)
 
 
-def _earlier_commit(earlier: RunConfig | None, name: str, model: Name) -> str:
+def _earlier_commit(earlier: RunConfig | None, name: str, model: HubName) -> str:
     """Return the commit of a policy's model in `earlier`, if id and revision are the same; else ""."""
     policy = earlier.policies.get(name) if earlier is not None else None
     had = parse_name(policy.source) if policy is not None else None
@@ -169,7 +169,7 @@ def _earlier_commit(earlier: RunConfig | None, name: str, model: Name) -> str:
     return had.commit
 
 
-def _check_revision(name: str, policy: PolicyTable, model: Name | None) -> None:
+def _check_revision(name: str, policy: PolicyTable, model: HubName | None) -> None:
     """Raises ConfigError for a revision of a folder, and for one that differs from the revision beside the id."""
     source = parse_name(policy.source)
     is_pinned = source is not None and bool(source.commit) and source.commit == Path(policy.model).name

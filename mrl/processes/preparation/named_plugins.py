@@ -26,7 +26,7 @@ def try_regime(config: RunConfig, policy: str) -> None:
         build_regime(config.sharing, sharing_context(config, policy, receiver))
 
 
-def told_plugins(config: RunConfig, *, where: str) -> Iterator[str]:
+def plugin_lines(config: RunConfig, *, where: str) -> Iterator[str]:
     """Return one line for each plug-in of a checked configuration. Raises PluginError for a missing plug-in."""
     found = [
         find_plugin(kind, name, built_in, where=f"{where}: {key}").described

@@ -22,8 +22,8 @@ from mrl.processes.preparation.model_folder import check_below_adapters, check_m
 from mrl.processes.preparation.named_plugins import check_shadows, try_regime
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.replayed_run import check_replay
-from mrl.processes.preparation.told_waits import told_wait
 from mrl.processes.preparation.tracker_checks import check_trackers
+from mrl.processes.preparation.wait_notice import wait_notice
 
 if TYPE_CHECKING:
     from mrl.tasks.environments.contract import EnvironmentTurn
@@ -284,17 +284,17 @@ def check_tasks(
                 (on_unfetched if on_unfetched and task in to_fetch else on_missing)(missing)
     if on_trial is None:
         return prompts, num_held_out
-    with told_wait("the trial of the agents, which lasts until their first requests"):
+    with wait_notice("the trial of the agents, which lasts until their first requests"):
         check_agents(config, on_missing)
     for task, table in config.tasks.items():
         if table.own_verifier:
             most_s = WALL_FACTOR * table.verifier_timeout_s
             told = f"the trial of tasks.{task}: {table.verifier} on a few answers, up to {most_s:g} s each"
-            with suppress(MissingError), told_wait(told):  # `on_missing` has been told above
+            with suppress(MissingError), wait_notice(told):  # `on_missing` has been told above
                 on_trial(try_verifier(task, table, seed=config.pool.seed))
         if table.source == "environment":
             told = f"the trial of tasks.{task}: {table.dataset} for one turn, up to {table.episode_s:g} s"
-            with suppress(MissingError), told_wait(told):
+            with suppress(MissingError), wait_notice(told):
                 _check_says_again(config, task, try_environment(task, table, seed=config.pool.seed))
     return prompts, num_held_out
 

@@ -28,7 +28,7 @@ from mrl.processes.preparation.model_folder import context_tokens
 from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
-    from mrl.models.turn_spelling import TurnSpelling
+    from mrl.models.turn_renderer import TurnRenderer
     from mrl.tasks.environments.contract import EnvironmentTurn
 
 BY_FAMILY = "set policies.X.prompt.family, if the package renderers has the model's (pip install 'mrl[renderers]')"
@@ -90,56 +90,56 @@ def _check_bridges(config: RunConfig, name: str, prompts: Sequence[Prompt], on_n
     if not states and not policy.prompt.family:
         return
     from mrl.alignment.receiver import load_receiver
-    from mrl.models.families.family_spelling import spelling_of
-    from mrl.processes.episode_wiring import own_syntax
+    from mrl.models.families.family_renderer import turn_renderer_of
+    from mrl.processes.episode_setup import own_syntax
     from mrl.tasks.environments.environment_trial import first_turn
     from mrl.tasks.environments.tool_syntax import NONE
 
     try:
         folder, family = Path(policy.model), policy.prompt.family
         eos_ids = load_receiver(folder).eos_ids if family else ()
-        spelling = spelling_of(folder, policy.prompt, eos_ids=eos_ids)
-        spelling.check(has_tools=bool(family) and own_syntax(spelling).name == family)
+        renderer = turn_renderer_of(folder, policy.prompt, eos_ids=eos_ids)
+        renderer.check(has_tools=bool(family) and own_syntax(renderer).name == family)
         if states:
-            _tell_history(history, policy, spelling, is_given=is_history_given, on_note=on_note)
+            _tell_history(history, policy, renderer, is_given=is_history_given, on_note=on_note)
         for task, state in states.items():
             if config.tasks[task].source == "agent":  # an agent names its tools only when it asks
                 continue
             turn = first_turn(task, config.tasks[task], str(state.content), seed=config.pool.seed)
             if not turn.tools:
                 continue
-            spelling.check(has_tools=True)
-            if own_syntax(spelling) is NONE:
-                raise spelling.refused(
+            renderer.check(has_tools=True)
+            if own_syntax(renderer) is NONE:
+                raise renderer.refused(
                     f"has no tool-call format that mrl can parse, but tasks.{task} has tools",
                     cure="" if family else BY_FAMILY,
                 )
-            if spelling.template:
-                _check_shown(spelling, task, turn)
+            if renderer.template:
+                _check_shown(renderer, task, turn)
     except (ModelFolderError, ConfigError, MissingError) as error:
         where = f"policies.{name}{'.' if error.where.startswith('prompt.family') else ': '}{error.where}"
         told = type(error)(error.what, where=where, got=error.got, wanted=error.wanted, cure=error.cure)
         raise told from None
     if family:
-        on_note(_by_family(f"policies.{name}.prompt.family", spelling, bool(states), is_served=config.gateway.serve))
+        on_note(_by_family(f"policies.{name}.prompt.family", renderer, bool(states), is_served=config.gateway.serve))
 
 
-def _check_shown(spelling: "TurnSpelling", task: str, turn: "EnvironmentTurn") -> None:
+def _check_shown(renderer: "TurnRenderer", task: str, turn: "EnvironmentTurn") -> None:
     """Raises ModelFolderError for a template that leaves a tool out: the policy would not know of it."""
-    shown = spelling.text(spelling.opening(turn.messages, [tool.as_chat() for tool in turn.tools]).tolist())
+    shown = renderer.text(renderer.opening(turn.messages, [tool.as_chat() for tool in turn.tools]).tolist())
     for tool in turn.tools:
         if tool.name not in shown:
-            raise spelling.refused(f"does not show the tool {tool.name} of tasks.{task}")
+            raise renderer.refused(f"does not show the tool {tool.name} of tasks.{task}")
 
 
 def _tell_history(
-    key: str, policy: PolicyTable, spelling: "TurnSpelling", *, is_given: bool, on_note: Callable[[str], None]
+    key: str, policy: PolicyTable, renderer: "TurnRenderer", *, is_given: bool, on_note: Callable[[str], None]
 ) -> None:
     """Tell what the policy sees of the reasoning of its earlier turns, where that is not all or the key was given."""
-    if not spelling.template:
+    if not renderer.template:
         if is_given:
             on_note(f"{key}: has no effect, because the model has no chat template")
-    elif not spelling.drops_reasoning:
+    elif not renderer.drops_reasoning:
         if is_given:
             on_note(f"{key}: has no effect, because the chat template keeps the reasoning of earlier turns")
     elif policy.prompt.history == "template":
@@ -149,15 +149,15 @@ def _tell_history(
         )
 
 
-def _by_family(key: str, spelling: "TurnSpelling", is_played: bool, *, is_served: bool) -> str:
+def _by_family(key: str, renderer: "TurnRenderer", is_played: bool, *, is_served: bool) -> str:
     """Return in words what a policy's family is used for: in episodes, or in requests at the gateway."""
-    from mrl.models.families.family_spelling import FamilySpelling
+    from mrl.models.families.family_renderer import FamilyTurnRenderer
     from mrl.models.families.renderers_package import TRIED
-    from mrl.processes.episode_wiring import own_syntax
+    from mrl.processes.episode_setup import own_syntax
 
-    assert isinstance(spelling, FamilySpelling), "it names a family"
-    uses = [f"continues after messages of role {role}" for role in sorted(spelling.bridged)]
-    uses += ["parses tool calls"] * (own_syntax(spelling).name == spelling.family)
+    assert isinstance(renderer, FamilyTurnRenderer), "it names a family"
+    uses = [f"continues after messages of role {role}" for role in sorted(renderer.bridged)]
+    uses += ["parses tool calls"] * (own_syntax(renderer).name == renderer.family)
     if not uses:
         return f"{key}: has no effect, because the chat template alone provides all that is used"
     if not is_played and not is_served:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mrl.config.schema import RunConfig
-from mrl.report.samples.wanted_answers import printable
+from mrl.report.samples.answer_filter import printable
 from mrl.tasks.pool import Prompt
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ def _prompt(title: str, encoder: "PromptEncoder", prompt: Prompt) -> Iterator[st
 
 def _opening(title: str, config: RunConfig, name: str, prompt: Prompt) -> Iterator[str]:
     """Yield an environment's first messages, the prompt of its episodes. Raises TaskError where it fails."""
-    from mrl.models.families.family_spelling import spelling_of
+    from mrl.models.families.family_renderer import turn_renderer_of
     from mrl.tasks.environments.environment_trial import first_turn
 
     policy = config.policies[name]
     first = first_turn(prompt.task, config.tasks[prompt.task], str(prompt.content), seed=config.pool.seed)
-    spelling = spelling_of(Path(policy.model), policy.prompt, eos_ids=())
-    ids = spelling.opening(first.messages, [tool.as_chat() for tool in first.tools]).tolist()
+    renderer = turn_renderer_of(Path(policy.model), policy.prompt, eos_ids=())
+    ids = renderer.opening(first.messages, [tool.as_chat() for tool in first.tools]).tolist()
     yield f"{title}, start state {prompt.content} ({len(ids)} tokens):"
-    yield from (f"  | {line}" for line in printable(spelling.text(ids)).split("\n"))
+    yield from (f"  | {line}" for line in printable(renderer.text(ids)).split("\n"))

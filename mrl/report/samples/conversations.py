@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from mrl.report.number_format import count
-from mrl.report.samples.wanted_answers import HELD_OUT, printable
+from mrl.report.samples.answer_filter import HELD_OUT, printable
 
 ROLES = ("system", "user", "assistant", "tool")
 BARE = "text"
@@ -29,7 +29,7 @@ background:var(--ground);border:1px solid var(--rule);border-radius:6px;padding:
 """Style rules of a page that shows conversations."""
 
 
-class Said(NamedTuple):
+class ShownMessage(NamedTuple):
     """One message of a conversation."""
 
     role: str
@@ -51,19 +51,19 @@ class Said(NamedTuple):
     """Whether the environment said it after the last turn, so that no row has its tokens."""
 
 
-def conversation(row: dict[str, Any]) -> list[Said]:
+def conversation(row: dict[str, Any]) -> list[ShownMessage]:
     """Return the messages of an episode after its opening; empty for an answer that is no episode."""
     return [said for turn in _dicts(row.get("turns")) for said in _said(turn)]
 
 
-def _said(turn: dict[str, Any]) -> Iterator[Said]:
+def _said(turn: dict[str, Any]) -> Iterator[ShownMessage]:
     is_sampled = turn.get("is_sampled") is True
     tokens = turn.get("tokens") if isinstance(turn.get("tokens"), int) else None
     is_behind = tokens == 0 and not is_sampled
     for place, message in enumerate(_dicts(turn.get("messages"))):
         role, calls = str(message.get("role", "")), _dicts(message.get("tool_calls"))
         is_bare = turn.get("is_bare") is True
-        yield Said(
+        yield ShownMessage(
             BARE if is_bare and not is_sampled else role if role in ROLES else "?",
             str(message.get("name", "")),
             str(message.get("content", "")),
@@ -81,7 +81,7 @@ def _dicts(value: object) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list | tuple) else []
 
 
-def fate(said: Said, row: dict[str, Any]) -> str:
+def fate(said: ShownMessage, row: dict[str, Any]) -> str:
     """Describe in words whether a message's tokens were sampled or given, and whether they were trained on."""
     tokens = "" if said.tokens is None else f", {count(said.tokens)} tokens"
     if said.is_behind:

@@ -6,8 +6,8 @@ import msgspec
 from rich.text import Text
 
 from mrl.records.telemetry_messages import SampleRecord
+from mrl.report.samples.answer_filter import shown_words
 from mrl.report.samples.sample_lines import STAR, talk_within
-from mrl.report.samples.wanted_answers import shown_words
 
 SHOWN_S = 8.0
 """Seconds for which one episode is shown, however many others arrive meanwhile."""

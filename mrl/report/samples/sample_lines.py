@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mrl.report.samples.conversations import Said, conversation, fate
-from mrl.report.samples.wanted_answers import printable, shown_words
+from mrl.report.samples.answer_filter import printable, shown_words
+from mrl.report.samples.conversations import ShownMessage, conversation, fate
 
 MAX_TEXT_LINES, MAX_MESSAGES = 40, 40
 """Most lines of one prompt, answer or message, and most messages of one episode. `sample_page` has no such bounds."""
@@ -48,7 +48,7 @@ def talk_within(row: dict[str, Any], width: int, height: int) -> list[str]:
     return [*lines[:room], _mask(row, said)][:height]
 
 
-def _talk(row: dict[str, Any], said: list[Said], width: int) -> Iterator[str]:
+def _talk(row: dict[str, Any], said: list[ShownMessage], width: int) -> Iterator[str]:
     for block in (*_opening(row, ("prompt", "opening"), width), *(_message(one, width) for one in said[:MAX_MESSAGES])):
         yield from block
     if len(said) > MAX_MESSAGES:
@@ -62,7 +62,7 @@ def _opening(row: dict[str, Any], names: Sequence[str], width: int) -> Iterator[
             yield list(_told(name, text, width, margin=TALK_MARGIN))
 
 
-def _message(said: Said, width: int) -> list[str]:
+def _message(said: ShownMessage, width: int) -> list[str]:
     lines = [f"[{said.tool}] {said.text}" if said.tool else said.text] if said.text or not said.calls else []
     text = "\n".join([*lines, *(f"-> {call}" for call in said.calls)])
     text += " (a new row begins here)" * (said.begins_row and not said.is_rewritten)
@@ -71,7 +71,7 @@ def _message(said: Said, width: int) -> list[str]:
     return list(_told(said.role, text, width, mark=STAR if said.is_sampled else "", margin=TALK_MARGIN))
 
 
-def _mask(row: dict[str, Any], said: list[Said]) -> str:
+def _mask(row: dict[str, Any], said: list[ShownMessage]) -> str:
     given = sum(one.tokens or 0 for one in said if not one.is_sampled)
     tokens = "" if row.get("tokens") is None else f": {row['tokens']} tokens; {given} given between them"
     tokens += ", including the beginnings of rows" * (bool(tokens) and any(one.begins_row for one in said))

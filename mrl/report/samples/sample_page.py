@@ -10,9 +10,9 @@ from html import escape
 from typing import Any
 
 from mrl.report.page_style import style_sheet
+from mrl.report.samples.answer_filter import printable, shown_words
 from mrl.report.samples.conversations import RULES as CONVERSATION_RULES
 from mrl.report.samples.conversations import conversation, conversation_html
-from mrl.report.samples.wanted_answers import printable, shown_words
 
 SCRIPT = """
 const words = document.getElementById("words"), told = document.getElementById("told");

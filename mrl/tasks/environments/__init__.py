@@ -3,7 +3,7 @@
 - `contract`             messages, tool calls, tools and turns of either side, with their limits
 - `user_class`           a user's class: TRL's form, or a text game (`tool_methods` makes tools of its methods)
 - `openenv`              an OpenEnv server behind a URL (`shared_loop` runs the network of all connections)
-- `agent_seat`           an agent that comes over the gateway (`agent_meeting` names the place)
+- `agent_seat`           an agent that comes over the gateway (`gateway_location` names the place)
 - `opening`              the kind of environment that a name stands for
 - `environment_pool`     thousands of episodes at once over a few processes (`environment_child` is one process from
   outside, `environment_process` from inside, `wire` their messages, `episode_script` the requests of one episode)

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from mrl.tasks.environments.agent_meeting import MARK, gateway_of
 from mrl.tasks.environments.contract import GIVEN_UP, LIMITS, RAISED, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.gateway_location import MARK, gateway_of
 from mrl.tasks.environments.shared_loop import SharedLoop
 from mrl.tasks.environments.user_class import BadReturn
 

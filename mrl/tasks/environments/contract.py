@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mrl.errors import RecordError
+from mrl.records.direct_requests import TokenLogprob
 from mrl.records.episodes import (
     CUT,
     MAX_TOOLS,
@@ -20,7 +21,6 @@ from mrl.records.episodes import (
     ToolSpec,
     bytes_of,
 )
-from mrl.records.plain_requests import PlainToken
 from mrl.tasks.rewards import MAX_REWARD
 
 
@@ -76,7 +76,7 @@ FAILURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenCall:
+class MalformedCall:
     """A tool call that could not be read, or exceeds the calls of a turn."""
 
     words: str
@@ -94,10 +94,10 @@ class PolicyTurn:
 
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
-    broken: tuple[BrokenCall, ...] = ()
+    broken: tuple[MalformedCall, ...] = ()
     is_cut: bool = False
     content: str = ""
-    sampled: tuple[PlainToken, ...] = ()
+    sampled: tuple[TokenLogprob, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.sampled) > LIMITS.sampled:
@@ -109,7 +109,7 @@ class PolicyTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class BareText:
+class RawPrompt:
     """The whole row that the policy continues, without roles and without a template: a text, or ids.
 
     The ids are of the policy's own tokenizer, as the agent claims. They count only where `text` is None.
@@ -158,7 +158,7 @@ class EnvironmentTurn:
     begins_row: bool = False
     """Whether `messages` are a whole conversation, to be rendered anew in place of the earlier one. Only an agent's
     seat sets it."""
-    bare: BareText | None = None
+    bare: RawPrompt | None = None
     """Text or ids that an agent gives in place of messages. Only an agent's seat sets it."""
 
     def __post_init__(self) -> None:

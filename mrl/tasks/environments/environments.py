@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
-from mrl.tasks.environments.agent_meeting import MeetingPlace
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
+from mrl.tasks.environments.gateway_location import GatewayLocation
 from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.source import Item
 
@@ -20,7 +20,7 @@ class Environments:
     Only one thread may open and close.
     """
 
-    def __init__(self, tasks: Mapping[str, TaskTable], meeting: MeetingPlace | None = None) -> None:
+    def __init__(self, tasks: Mapping[str, TaskTable], meeting: GatewayLocation | None = None) -> None:
         """`meeting` is the place where episodes of a run meet their agents."""
         self._tasks, self._meeting = tasks, meeting
         self._pools: dict[str, EnvironmentPool] = {}

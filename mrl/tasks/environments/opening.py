@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mrl.plugins import see_modules
-from mrl.tasks.environments.agent_meeting import MARK
 from mrl.tasks.environments.contract import Environment
+from mrl.tasks.environments.gateway_location import MARK
 from mrl.tasks.environments.user_class import ClassEnvironment, ClassMistake, check_reward, check_row, tools_of
 
 URLS = ("ws://", "wss://")

@@ -20,7 +20,7 @@ from typing import Any, AnyStr
 from mrl.errors import RecordError
 from mrl.records.canonical_json import parse_json
 from mrl.records.episodes import ToolCall
-from mrl.tasks.environments.contract import LIMITS, BrokenCall, PolicyTurn
+from mrl.tasks.environments.contract import LIMITS, MalformedCall, PolicyTurn
 
 THOUGHT = "</think>"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -31,7 +31,7 @@ _PLAIN = re.compile(r"(?:^|\n)call ([\w.-]+) ")
 _PLAIN_BEGUN = re.compile(r"(?:^|\n)(?:c|ca|cal|call(?: [\w.-]*)?)?\Z")
 _decoder = json.JSONDecoder()
 
-Call = ToolCall | BrokenCall
+Call = ToolCall | MalformedCall
 Tools = Sequence[Mapping[str, Any]]
 """Tools as chat templates take them, with JSON schemas."""
 
@@ -61,18 +61,18 @@ class ToolSyntax:
         thought, said = self._parted(text)
         before, rest = self.split(said)
         found = self.calls(rest, tools) if rest else []
-        if is_cut and found and isinstance(found[-1], BrokenCall):
-            found[-1] = BrokenCall("the turn ended in the middle of this tool call, at its token limit")
+        if is_cut and found and isinstance(found[-1], MalformedCall):
+            found[-1] = MalformedCall("the turn ended in the middle of this tool call, at its token limit")
         if len(found) > LIMITS.calls:
             words = f"{len(found)} tool calls in one turn; {LIMITS.calls - 1} of them were read"
-            found = [*found[: LIMITS.calls - 1], BrokenCall(words)]
+            found = [*found[: LIMITS.calls - 1], MalformedCall(words)]
         calls = tuple(one for one in found if isinstance(one, ToolCall))
-        broken = tuple(one for one in found if isinstance(one, BrokenCall))
+        broken = tuple(one for one in found if isinstance(one, MalformedCall))
         if len(calls) > self.most_calls:
             words = (
                 f"{len(calls)} tool calls in one turn, which has {self.most_calls} at most; the others were not made"
             )
-            calls, broken = calls[: self.most_calls], (*broken, BrokenCall(words))
+            calls, broken = calls[: self.most_calls], (*broken, MalformedCall(words))
         return replace(turn, tool_calls=calls, broken=broken, content=thought + before)
 
     def content_so_far(self, text: str) -> str:
@@ -115,18 +115,18 @@ def call_of(value: object) -> Call:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return BrokenCall('a tool call needs {"name": ..., "arguments": {...}}')
+        return MalformedCall('a tool call needs {"name": ..., "arguments": {...}}')
     given: Any = value.get("arguments", value.get("parameters", {}))
     try:
         given = parse_json(given) if isinstance(given, str) else given
     except ValueError as error:
-        return BrokenCall(f"the arguments are no JSON: {error}")
+        return MalformedCall(f"the arguments are no JSON: {error}")
     if not isinstance(given, dict):
-        return BrokenCall(f"the arguments of {value['name']:.64} are no object")
+        return MalformedCall(f"the arguments of {value['name']:.64} are no object")
     try:
         return ToolCall.of(value["name"], given)
     except RecordError as error:
-        return BrokenCall(str(error))
+        return MalformedCall(str(error))
 
 
 def _parsed(text: str) -> list[Call]:
@@ -134,9 +134,9 @@ def _parsed(text: str) -> list[Call]:
     try:
         value = parse_json(text)
     except ValueError as error:
-        return [BrokenCall(f"the tool call is no JSON: {error}"[:300])]
+        return [MalformedCall(f"the tool call is no JSON: {error}"[:300])]
     if value == []:
-        return [BrokenCall("the list of tool calls is empty")]
+        return [MalformedCall("the list of tool calls is empty")]
     return [call_of(one) for one in value] if isinstance(value, list) else [call_of(value)]
 
 
@@ -169,7 +169,7 @@ def _hermes_calls(text: str) -> list[Call]:
             end = closed if (closed := text.find(CLOSE, start)) >= 0 else len(text)
         calls = _parsed(text[start:end].strip())
         if end == len(text) and isinstance(calls[-1], ToolCall):  # whole JSON, but more might have come
-            calls[-1] = BrokenCall(f"the tool call is not closed by {CLOSE}")
+            calls[-1] = MalformedCall(f"the tool call is not closed by {CLOSE}")
         found += calls
         text = text[max(0, text.find(OPEN, end)) :] if OPEN in text[end:] else ""
     return found
@@ -210,7 +210,7 @@ def _mistral_calls(text: str) -> list[Call]:
             end = _ends(rest, named.end() + len(rest[named.end() :]) - len(rest[named.end() :].lstrip()))
             found += _with_name(named[1], rest[named.end() : end].strip())
         else:
-            found.append(BrokenCall(f"a tool call needs a name and {ARGS}"))
+            found.append(MalformedCall(f"a tool call needs a name and {ARGS}"))
         text = rest[rest.find(MISTRAL, end) :] if MISTRAL in rest[end:] else ""
     return found
 
@@ -239,7 +239,7 @@ def _with_name(name: str, arguments: str) -> list[Call]:
     try:
         return [call_of({"name": name, "arguments": parse_json(arguments)})]
     except ValueError as error:
-        return [BrokenCall(f"the arguments of {name} are no JSON: {error}"[:300])]
+        return [MalformedCall(f"the arguments of {name} are no JSON: {error}"[:300])]
 
 
 def plain_calls(calls: Sequence[ToolCall]) -> str:

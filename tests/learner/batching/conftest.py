@@ -12,13 +12,13 @@ import pytest
 
 from mrl.exchange.client import ExchangeClient
 from mrl.learner.intake import Intake
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.codec import encode
 from mrl.records.experience import OutcomeRecord, Received
 from mrl.records.rollouts import ScoredGroup, WorkRequest
 from mrl.records.version import Version
-from mrl.sharing.regime import Asking, Patience
+from mrl.sharing.regime import PeerQuery, PeerWait
 from mrl.transport.keys import create_keys
 from mrl.transport.server import ServerSocket
 from tests.support.stored_core import StoredCore
@@ -89,9 +89,9 @@ class ScriptedRegime:
     """Asks for every prompt, is content with one record per prompt, and remembers what it heard."""
 
     def __init__(
-        self, *, patience: Patience | None = None, scorer: str = "", max_age_versions: int | None = None
+        self, *, patience: PeerWait | None = None, scorer: str = "", max_age_versions: int | None = None
     ) -> None:
-        self.asking: Asking | None = Asking(("outcome",), 4, max_age_versions, scorer=scorer)
+        self.asking: PeerQuery | None = PeerQuery(("outcome",), 4, max_age_versions, scorer=scorer)
         self.patience = patience
         self.heard: list[Received] = []
         self._asked: set[str] = set()
@@ -119,7 +119,7 @@ class Books:
     """Intake and ledger of one learner; groups come in by `sample`, as from a worker."""
 
     def __init__(self, server: ServerSocket, make_group: Callable[..., ScoredGroup], *, staleness: int = 2) -> None:
-        pace = Pace(GROUPS_PER_STEP, 2, staleness, 100)
+        pace = SamplingLimits(GROUPS_PER_STEP, 2, staleness, 100)
         self.ledger = WorkLedger(pace, lambda position: f"p{position}", Version(0, 0))
         self.intake = Intake(server, self.ledger)
         self._make_group = make_group

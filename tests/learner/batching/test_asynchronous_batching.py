@@ -7,10 +7,10 @@ import pytest
 
 from mrl.errors import PeerLost
 from mrl.learner.asynchronous_batching import AsynchronousBatching
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.rollouts import WorkRequest
-from mrl.sharing.regime import Patience
+from mrl.sharing.regime import PeerWait
 
 
 def never() -> bool:
@@ -37,7 +37,7 @@ def test_without_patience_a_batch_goes_as_soon_as_it_is_there(make_books, make_r
 
 def test_a_batch_is_held_until_the_peers_have_answered(make_books, make_regime, exchange, telemetry, outcome):
     """Both answers come while it is held; then it goes at once, long before the patience ends."""
-    books, regime = make_books(), make_regime(patience=Patience(1, 30.0))
+    books, regime = make_books(), make_regime(patience=PeerWait(1, 30.0))
     peers, other = exchange.connect("a"), exchange.connect("b")
     books.sample(2)
     late = threading.Timer(0.3, other.publish, args=([outcome(f"b:{p}", "b", p) for p in ("p0", "p1")],))
@@ -54,7 +54,7 @@ def test_peers_that_never_answer_are_waited_for_as_long_as_the_patience_goes(
     make_books, make_regime, exchange, telemetry
 ):
     """Then the batch is trained alone; the second step waits anew."""
-    books, regime = make_books(), make_regime(patience=Patience(1, 0.2))
+    books, regime = make_books(), make_regime(patience=PeerWait(1, 0.2))
     batching = free(books, regime, exchange.connect("a"), telemetry)
     books.sample(4)
 
@@ -65,7 +65,7 @@ def test_peers_that_never_answer_are_waited_for_as_long_as_the_patience_goes(
 
 def test_settled_groups_go_first_and_are_not_waited_for(make_books, make_regime, exchange, telemetry, outcome):
     """With more groups ready than a step takes, those that peers have answered are trained, the others held back."""
-    books, regime = make_books(), make_regime(patience=Patience(2, 30.0))
+    books, regime = make_books(), make_regime(patience=PeerWait(2, 30.0))
     peers, other = exchange.connect("a"), exchange.connect("b")
     other.publish([outcome(f"b:{p}", "b", p) for p in ("p2", "p3")])
     assert other.flush(120.0)
@@ -79,7 +79,7 @@ def test_settled_groups_go_first_and_are_not_waited_for(make_books, make_regime,
 def test_a_lost_exchange_is_not_waited_for(make_books, make_regime, exchange, telemetry):
     """A daemon that has been silent for seconds will not settle anything soon."""
     now_s = [0.0]
-    books, regime = make_books(), make_regime(patience=Patience(1, 3600.0))
+    books, regime = make_books(), make_regime(patience=PeerWait(1, 3600.0))
     peers = exchange.connect("a", clock=lambda: now_s[0])
     exchange.cut, now_s[0] = True, 10.0
     books.sample(2)

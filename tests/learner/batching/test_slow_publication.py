@@ -11,7 +11,7 @@ import torch
 from mrl.errors import PeerLost
 from mrl.learner.asynchronous_batching import await_groups
 from mrl.learner.training_loop import Learner
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.models.parameters import plain_sources
 from mrl.records.rollouts import WeightsNotice, WorkRequest
 from mrl.records.version import Version

@@ -9,18 +9,18 @@ import pytest
 
 from mrl.errors import PeerLost
 from mrl.learner.synchronous_batching import SynchronousBatching, in_fixed_order
-from mrl.learner.worker_news import WaitBounds
+from mrl.learner.worker_activity import WaitBounds
 from mrl.metrics.telemetry import Telemetry
 from mrl.records.experience import Received
 from mrl.records.version import Version
-from mrl.sharing.regime import Patience
+from mrl.sharing.regime import PeerWait
 
 
 def never() -> bool:
     return False
 
 
-def voice(policy: str) -> Telemetry:
+def codec(policy: str) -> Telemetry:
     return Telemetry(f"learner/{policy}", policy, lambda record: True)
 
 
@@ -31,7 +31,7 @@ def lockstep(
         books.intake,
         regime,
         peers,
-        voice(policy),
+        codec(policy),
         members=members,
         bounds=WaitBounds(240.0, first_word_s, 240.0),
         sync_timeout_s=sync_timeout_s,
@@ -191,7 +191,7 @@ def test_only_scores_are_waited_for_after_the_meeting(make_books, make_regime, e
 
     Records stand for scores here.
     """
-    books, regime = make_books(), make_regime(patience=Patience(0, 0.0), scorer=scorer)
+    books, regime = make_books(), make_regime(patience=PeerWait(0, 0.0), scorer=scorer)
     books.sample(2)
     peer = exchange.connect("c")
     records = [outcome(f"c:{p}", "c", p) for p in ("p0", "p1")]

@@ -9,7 +9,7 @@ from msgspec import structs
 from mrl.config.schema import RunTable
 from mrl.learner.asynchronous_batching import OwnGroups
 from mrl.learner.batches import BatchMaker, batch_values
-from mrl.learner.ledger import MAX_GIVEN_BYTES, Pace, WorkLedger
+from mrl.learner.ledger import MAX_GIVEN_BYTES, SamplingLimits, WorkLedger
 from mrl.learner.verifier_limit import VerifierFailures
 from mrl.records.codec import decode, encode, pack_array
 from mrl.records.episodes import Message
@@ -27,10 +27,10 @@ from mrl.records.rollouts import (
     worker_message_decoder,
 )
 from mrl.records.version import Version
-from mrl.sharing.regime import Absorbed
+from mrl.sharing.regime import AbsorbResult
 from tests.support.answers import made_answer
 
-PACE = Pace(groups_per_step=2, group_size=1, max_staleness_versions=1, total_steps=10)
+PACE = SamplingLimits(groups_per_step=2, group_size=1, max_staleness_versions=1, total_steps=10)
 
 
 def state(prompt_id: str, words: str = "go") -> Continuation:
@@ -41,7 +41,7 @@ def state(prompt_id: str, words: str = "go") -> Continuation:
     return Continuation(prompt_id=prompt_id, source="peer", turns=turns, num_left=1)
 
 
-def ledger(epoch: int = 0, pace: Pace = PACE) -> WorkLedger:
+def ledger(epoch: int = 0, pace: SamplingLimits = PACE) -> WorkLedger:
     return WorkLedger(pace, lambda position: f"p{position}", Version(epoch, 0))
 
 
@@ -146,7 +146,7 @@ def test_a_resumed_learner_has_the_states_that_were_open():
 
 def test_a_grant_fits_into_a_message():
     """A worker that has room for more asks again."""
-    books = ledger(pace=Pace(60, 1, 1, 10))
+    books = ledger(pace=SamplingLimits(60, 1, 1, 10))
     books.offer([state("a", "x" * (MAX_GIVEN_BYTES // 4)) for _ in range(10)])
     items = asks(books, 60)
     assert 4 <= len(items) <= 5
@@ -177,7 +177,7 @@ def test_a_step_hands_states_to_workers_and_tells_of_those_that_led_nowhere():
         curriculum_values={},
         offer=offered.extend,
     )
-    absorbed = Absorbed([], {"policy_gradient": 1.0}, continuations=[state("b")])
+    absorbed = AbsorbResult([], {"policy_gradient": 1.0}, continuations=[state("b")])
     own = SimpleNamespace(name="policy_gradient")
     regime = SimpleNamespace(absorb=lambda groups, *, step, rng: absorbed, components=(own,))
     batching = SimpleNamespace(gather=lambda step, stopping: OwnGroups([begun, continued], {}))

@@ -8,7 +8,7 @@ import pytest
 
 from mrl.config.rules.run_rules import check_rules
 from mrl.errors import ConfigError
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.learner.prompts.curriculum import Curriculum, curriculum_of
 from mrl.records.rollouts import ScoredGroup, WorkItem, WorkRequest
 from mrl.records.version import Version
@@ -37,7 +37,7 @@ class Policy:
 
     def __init__(self, make_group: Any, seed: int = 0, *, state: Any = None, step: int = 0, **pool: float) -> None:
         self.make_group, self.random = make_group, random.Random(seed)
-        pace = Pace(groups_per_step=4, group_size=2, max_staleness_versions=0, total_steps=50)
+        pace = SamplingLimits(groups_per_step=4, group_size=2, max_staleness_versions=0, total_steps=50)
         self.books = WorkLedger(pace, lambda n: f"p{n % POOL}", Version(0, step), step=step)
         self.books.curriculum = curriculum_of(config(**pool), POOL)
         if state is not None:

@@ -13,13 +13,13 @@ from mrl.config.policy_tables import LearnerTable
 from mrl.config.schema import RunTable
 from mrl.learner.asynchronous_batching import OwnGroups
 from mrl.learner.batches import BatchMaker
-from mrl.learner.ledger import Pace, WorkLedger
+from mrl.learner.ledger import SamplingLimits, WorkLedger
 from mrl.learner.prompts.reuse import ReuseBuffer, reuse_of
 from mrl.learner.verifier_limit import VerifierFailures
 from mrl.records.codec import pack_array
 from mrl.records.rollouts import ScoredGroup, WorkRequest
 from mrl.records.version import Version
-from mrl.sharing.regime import Absorbed
+from mrl.sharing.regime import AbsorbResult
 from tests.support.answers import made_answer
 
 
@@ -150,7 +150,7 @@ def test_every_step_behind_the_first_ones_is_complete(ahead, max_uses, rooms, da
     """However far sampling runs ahead, admission leaves each group the versions in which it may be used again."""
     fresh = data.draw(st.integers(1, 4))
     reused, bound = data.draw(st.integers(1, max_uses * fresh)), max_uses + ahead
-    pace = Pace(fresh, 2, bound, total_steps=1000, reserved_versions=max_uses)
+    pace = SamplingLimits(fresh, 2, bound, total_steps=1000, reserved_versions=max_uses)
     books = WorkLedger(pace, lambda place: f"p{place}", Version(0, 0))
     buffer, rng = ReuseBuffer(reused, max_uses, bound), np.random.default_rng(1)
     step = 0
@@ -173,12 +173,14 @@ def test_a_pace_without_reuse_is_what_it_was():
     table = LearnerTable()
     assert (table.reused_groups, table.fresh_groups, table.reserved_versions) == (0, table.prompts_per_step, 0)
     assert reuse_of(table, {"reuse": [["saved when groups were reused", 1]]}) is None
-    assert Pace(4, 2, 1, 10).reserved_versions == 0
+    assert SamplingLimits(4, 2, 1, 10).reserved_versions == 0
 
 
 def test_an_adaptive_pace_begins_at_what_admission_lets_in():
     """Without the versions that are left for reuse."""
-    books = WorkLedger(Pace(4, 2, 3, 100, adaptive=True, reserved_versions=2), lambda place: "p", Version(0, 0))
+    books = WorkLedger(
+        SamplingLimits(4, 2, 3, 100, adaptive=True, reserved_versions=2), lambda place: "p", Version(0, 0)
+    )
     assert books.window is not None
     assert books.window.groups == books.capacity() == 8
 
@@ -201,7 +203,7 @@ def a_maker(batches: list[list[ScoredGroup]], reuse: ReuseBuffer | None):
 
     def absorb(groups, *, step, rng):
         absorbed.append(groups)
-        return Absorbed([], {"policy_gradient": 1.0})
+        return AbsorbResult([], {"policy_gradient": 1.0})
 
     batching = SimpleNamespace(gather=lambda step, stopping: OwnGroups(batches[step], {}))
     regime = SimpleNamespace(absorb=absorb, components=(SimpleNamespace(name="policy_gradient"),))

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from mrl.learner.ranks.host_board import HostBoard
-from mrl.learner.ranks.meeting import MeetingPoint, meet
 from mrl.learner.ranks.own_address import GLOO, NCCL
 from mrl.learner.ranks.rank_place import RankPlace
+from mrl.learner.ranks.rendezvous import RendezvousPoint, meet
 from mrl.transport.endpoints import ADDRESS
 
 PATIENCE_S = 300.0
@@ -22,11 +22,11 @@ time.time, time.monotonic = lambda: wall() + 3600, lambda: since_boot() + 3600
 from pathlib import Path
 
 from mrl.learner.ranks.host_board import HostBoard
-from mrl.learner.ranks.meeting import MeetingPoint, meet
+from mrl.learner.ranks.rendezvous import RendezvousPoint, meet
 from mrl.learner.ranks.rank_place import RankPlace
 
 place = RankPlace(host=1, hosts=("a", "b"))
-met = meet(place, MeetingPoint(Path(sys.argv[1]), "ranks-qwen", 300.0, lost_s=60.0))
+met = meet(place, RendezvousPoint(Path(sys.argv[1]), "ranks-qwen", 300.0, lost_s=60.0))
 board = HostBoard(lambda: met.another("board"), place, lost_s=60.0)
 board.note("backward")
 while board.places()[0].what != "sum":
@@ -48,7 +48,7 @@ def test_an_hour_between_the_clocks_of_two_hosts_harms_nobody(tmp_path: Path, mo
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ) as ahead:
         assert ahead.stdin is not None
         assert ahead.stdout is not None
-        met = meet(place, MeetingPoint(tmp_path, "ranks-qwen", PATIENCE_S, lost_s=60.0))
+        met = meet(place, RendezvousPoint(tmp_path, "ranks-qwen", PATIENCE_S, lost_s=60.0))
         board = HostBoard(lambda: met.another("board"), place, lost_s=60.0)
         try:
             board.note("sum")

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from mrl.learner.ranks.watchdog import Place, ProgressBoard, stall_of
+from mrl.learner.ranks.watchdog import ProgressBoard, RankActivity, stall_of
 
 BOUNDS_S = (10.0, 100.0)
 
 
-def place(count: int, since_s: float, what: str, alive_s: float = 1e9) -> Place:
-    return Place(count, since_s, 1, what, alive_s)
+def place(count: int, since_s: float, what: str, alive_s: float = 1e9) -> RankActivity:
+    return RankActivity(count, since_s, 1, what, alive_s)
 
 
 def test_a_rank_that_is_behind_is_named_with_what_it_is_at() -> None:
@@ -48,7 +48,7 @@ def test_forming_a_batch_has_the_longer_bound() -> None:
 
 def test_a_rank_that_has_not_begun_is_not_awaited() -> None:
     """Its start has a bound of its own: that of the rendezvous."""
-    assert stall_of([place(1, 0.0, "starting"), Place(0, 0.0, 0, "", 0.0)], 50.0, *BOUNDS_S) == ""
+    assert stall_of([place(1, 0.0, "starting"), RankActivity(0, 0.0, 0, "", 0.0)], 50.0, *BOUNDS_S) == ""
 
 
 def test_what_happened_before_a_standstill_is_forgiven() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
-from mrl.processes.planning.placement import Seat, has_own_gpus, least_gpus, most_gpus, seats
+from mrl.processes.planning.placement import ProcessPlacement, has_own_gpus, least_gpus, most_gpus, seats
 from tests.support.word_runs import word_run
 
 ONE = ""
@@ -136,7 +136,7 @@ def test_a_server_of_several_gpus_is_never_torn_apart() -> None:
     config = config_of(a=policy(2, 1, gpus=4))
     with pytest.raises(ConfigError, match="no GPU is left for the engine"):
         seats(config, {"n1": 4, "n2": 3})
-    assert seats(config, {"n1": 4, "n2": 4})["worker", "a", 0] == Seat("n2", (0, 1, 2, 3))
+    assert seats(config, {"n1": 4, "n2": 4})["worker", "a", 0] == ProcessPlacement("n2", (0, 1, 2, 3))
 
 
 def test_on_cores_the_hosts_with_the_fewest_processes_come_first() -> None:
@@ -157,7 +157,7 @@ def test_on_cores_the_hosts_with_the_fewest_processes_come_first() -> None:
 def test_leased_units_count_as_load_and_need_no_seat() -> None:
     """Learners alone are placed then."""
     config = config_of(units=["gpu:0", "gpu:1"], a=policy(1, 5))
-    assert seats(config, {ONE: 1}) == {("learner", "a", 0): Seat(ONE, (0,))}
+    assert seats(config, {ONE: 1}) == {("learner", "a", 0): ProcessPlacement(ONE, (0,))}
     teacher = config_of(a=policy(1, 1, "embedded", "cpu"))
     found = seats(teacher, {"n1": 0, "n2": 0}, {"n2": 3})
     assert found["worker", "a", 0].host == "n1"
@@ -223,9 +223,12 @@ def test_a_learner_over_hosts_has_a_seat_on_each_of_them() -> None:
     """As many ranks on each, on hosts that have room, from the policy's own on."""
     config = config_of(a=spread(2, 4, "cuda"), b=spread(2, 2))
     found = seats(config, {"h0": 3, "h1": 1, "h2": 3})
-    assert [found["learner", "a", index] for index in (0, 1)] == [Seat("h0", (0, 1)), Seat("h2", (0, 1))]
-    assert [found["learner", "b", index] for index in (0, 1)] == [Seat("h1"), Seat("h2")]
-    assert found["worker", "a", 0] == Seat("h0", (2,))
+    assert [found["learner", "a", index] for index in (0, 1)] == [
+        ProcessPlacement("h0", (0, 1)),
+        ProcessPlacement("h2", (0, 1)),
+    ]
+    assert [found["learner", "b", index] for index in (0, 1)] == [ProcessPlacement("h1"), ProcessPlacement("h2")]
+    assert found["worker", "a", 0] == ProcessPlacement("h0", (2,))
     assert found["worker", "b", 0].host == "h1", "the fewest processes"
 
 

@@ -15,8 +15,8 @@ from mrl.learner.ranks.rank_place import rank_place
 from mrl.processes.planning.dry_run import describe
 from mrl.processes.planning.hosts import Host, counting_gpus
 from mrl.processes.planning.plan import build_plan
+from mrl.processes.planning.time_sharing import shared_gpus
 from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES, SHUTDOWN
-from mrl.processes.planning.turns import shared_gpus
 from tests.support.word_runs import word_run
 
 RECIPE = {"architecture": "llama", "tokenizer": "metaspace", "vocab_size": 512, "hidden_size": 128, "num_layers": 4}

@@ -11,7 +11,7 @@ from mrl.config.load import load_config
 from mrl.config.run_folder import dump_config
 from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
-from mrl.hub_names import Name, snapshot
+from mrl.hub_names import HubName, snapshot
 from mrl.processes.preparation import prompt_days
 from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, plan_runs
 from mrl.processes.preparation.replayed_run import with_replay
@@ -146,8 +146,8 @@ def test_models_of_the_hub_are_those_of_any_run_that_was_begun(tmp_path):
     assert run.config.policies["a"].source == rung.config.policies["a"].source == ""
 
     def begin(one, commit):
-        name = Name("maker/One-2B").at(commit)
-        table = {"model": str(snapshot(name)), "source": str(name), "model_revision": Name("maker/One-2B").revision}
+        name = HubName("maker/One-2B").at(commit)
+        table = {"model": str(snapshot(name)), "source": str(name), "model_revision": HubName("maker/One-2B").revision}
         tables = dump_config(one.config)["policies"]
         one.folder.mkdir(parents=True)
         (one.folder / "config.json").write_text(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mrl.config.schema import RunConfig
-from mrl.hub_names import Name, download, parse_name
+from mrl.hub_names import HubName, download, parse_name
 from mrl.processes.preparation.hub_models import pinned
 from tests.support.word_runs import word_run
 
@@ -19,16 +19,16 @@ def config(**policy: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("text", "revision", "name"),
     [
-        ("maker/One-2B", "", Name("maker/One-2B")),
-        ("maker/One-2B", "v1", Name("maker/One-2B", "v1")),
-        ("maker/One-2B@v2", "v1", Name("maker/One-2B", "v2")),
-        ("maker/One-2B@", "v1", Name("maker/One-2B")),
+        ("maker/One-2B", "", HubName("maker/One-2B")),
+        ("maker/One-2B", "v1", HubName("maker/One-2B", "v1")),
+        ("maker/One-2B@v2", "v1", HubName("maker/One-2B", "v2")),
+        ("maker/One-2B@", "v1", HubName("maker/One-2B")),
         ("models/here/one", "", None),
         ("./one", "", None),
         ("one", "", None),
     ],
 )
-def test_what_has_the_form_of_an_id_is_a_name(text: str, revision: str, name: Name | None) -> None:
+def test_what_has_the_form_of_an_id_is_a_name(text: str, revision: str, name: HubName | None) -> None:
     """With the revision beside it before another one; a path of more or fewer parts is none."""
     assert parse_name(text, revision) == name
 

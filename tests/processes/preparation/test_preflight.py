@@ -214,7 +214,7 @@ def test_a_trial_that_takes_long_says_what_is_tried(
     """
     (tmp_path / "slow_trials.py").write_text(textwrap.dedent(code))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
-    monkeypatch.setattr("mrl.processes.preparation.told_waits.TELL_EVERY_S", 0.1)
+    monkeypatch.setattr("mrl.processes.preparation.wait_notice.TELL_EVERY_S", 0.1)
     judged = {"source": "words", "dataset": "trim", "verifier": "slow_trials:score", "verifier_timeout_s": 20.0}
     tasks = {"judged": judged, "played": {"source": "environment", "dataset": "slow_trials:Game"}}
     tables = {"run": {"name": "r", "steps": 1}, "tasks": tasks, "policies": {"a": {"model": "m"}}}

@@ -13,12 +13,12 @@ from mrl.metrics.jsonl import SampleWriter
 from mrl.metrics.rollout_files import Rollout, RolloutFiles
 from mrl.records.episodes import EpisodeSegment, Message, ToolCall
 from mrl.records.experience import SharedTurn
+from mrl.records.readable_turns import readable_turns
 from mrl.records.telemetry_messages import SampleRecord
-from mrl.records.told_turns import told_turns
 from mrl.report.page import write_report
+from mrl.report.samples.answer_filter import AnswerFilter
 from mrl.report.samples.sample_lines import sample_lines
 from mrl.report.samples.sample_page import sample_page
-from mrl.report.samples.wanted_answers import Wanted
 from tests.report.conftest import TASKS, write_synthetic_run
 
 CALL = ToolCall.of("lookup", {"key": "<b>"})
@@ -42,7 +42,7 @@ def row(tmp_path) -> Callable[..., dict[str, Any]]:
 
     def make(turns: Any, **values: Any) -> dict[str, Any]:
         kept = {"kind": "rollout", "source": "qwen", "finish_reason": "done", "tokens": 16, "prompt_id": "p"}
-        rollout = Rollout(**KNOWN, turns=told_turns(turns, 10_000), **kept | values)
+        rollout = Rollout(**KNOWN, turns=readable_turns(turns, 10_000), **kept | values)
         RolloutFiles(tmp_path, "qwen", 10**6).write(3, [rollout])
         [found] = read_rollouts(path_of(tmp_path, "qwen", 3))
         return found
@@ -127,14 +127,14 @@ def test_rows_that_nobody_wrote_are_shown_as_far_as_they_go(row, turns):
 
 def test_what_an_episode_began_with_is_searched(row):
     """Beside prompt and answer."""
-    assert Wanted(words="WORD: AB").covers(row(SEGMENTS), 1.0)
+    assert AnswerFilter(words="WORD: AB").covers(row(SEGMENTS), 1.0)
 
 
 def test_the_report_shows_conversations_among_its_answers(tmp_path):
     """In the colour of who said them."""
     run = write_synthetic_run(tmp_path / "run", steps=2)
     for kind, source, turns in (("rollout", "", SEGMENTS), ("rescue", "llama", SHARED)):
-        sample = SampleRecord(**KNOWN | {"kind": kind, "source": source, "turns": told_turns(turns, 10_000)})
+        sample = SampleRecord(**KNOWN | {"kind": kind, "source": source, "turns": readable_turns(turns, 10_000)})
         SampleWriter(run / "rollouts").write(sample)
 
     page = write_report(run).read_text()
@@ -149,9 +149,9 @@ def test_the_report_shows_conversations_among_its_answers(tmp_path):
 
 def test_long_episodes_are_cut_where_their_text_runs_out():
     """The message is marked; a call that would be cut is left out whole, and no further turn is kept."""
-    kept = told_turns(SEGMENTS, 14)
+    kept = readable_turns(SEGMENTS, 14)
     assert [[(one.content, one.tool_calls) for one in turn.messages] for turn in kept] == [[("let me see [...]", ())]]
-    whole = told_turns(SEGMENTS, 10_000)
+    whole = readable_turns(SEGMENTS, 10_000)
     assert [(turn.is_sampled, turn.tokens) for turn in whole] == [(True, 9), (False, 4), (True, 7), (False, 0)]
 
 
@@ -159,11 +159,11 @@ def test_a_rewritten_conversation_leaves_room_for_what_follows_it():
     """It says again what stands before; each of its messages is there, with its beginning."""
     messages = tuple(Message("user", f"{number}" * 1000) for number in range(4))
     rewritten = EpisodeSegment(num_tokens=40, is_sampled=False, messages=messages, begins_row=True, is_rewritten=True)
-    first, told_again, last = told_turns([SEGMENTS[0], rewritten, SEGMENTS[2]], 900)
+    first, told_again, last = readable_turns([SEGMENTS[0], rewritten, SEGMENTS[2]], 900)
     assert (first.messages, last.messages) == (SEGMENTS[0].messages, SEGMENTS[2].messages)
     room = (900 - 32) // 16
     assert [one.content for one in told_again.messages] == [f"{number}" * room + " [...]" for number in range(4)]
-    assert told_turns([rewritten], 100_000)[0].messages == messages
+    assert readable_turns([rewritten], 100_000)[0].messages == messages
 
 
 def test_the_page_of_samples_shows_what_a_terminal_shows(row):
@@ -226,4 +226,4 @@ def test_text_without_roles_is_told(row):
     assert "text · given, 4 tokens: text without roles, not trained on" in fates
     assert "text · given, 40 tokens, a new row: text without roles, not trained on" in fates
     assert "assistant · sampled, 9 tokens, trained on" in fates
-    assert [len(one.messages[0].content) for one in told_turns([begun, first], 400)] == [100 + len(" [...]"), 10]
+    assert [len(one.messages[0].content) for one in readable_turns([begun, first], 400)] == [100 + len(" [...]"), 10]

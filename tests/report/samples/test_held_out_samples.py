@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from mrl.cli.main import main
-from mrl.metrics.evaluation_results import tell_evaluation
+from mrl.metrics.evaluation_results import emit_evaluation
 from mrl.metrics.jsonl import SampleWriter
 from mrl.metrics.telemetry import Telemetry
 from mrl.python_api import open as open_run
 from mrl.records.episodes import EpisodeSegment, Message
 from mrl.records.evaluation_messages import EvaluatedAnswer, EvaluationResult, TaskAccuracy
+from mrl.records.readable_turns import readable_turns
 from mrl.records.telemetry_messages import SampleRecord
-from mrl.records.told_turns import told_turns
 from mrl.records.version import Version
 from mrl.report.page import write_report
 from tests.report.conftest import TASKS, write_synthetic_run
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     for step in (0, 4):
         episode = EvaluatedAnswer(
             task=TASKS[0], prompt="higher_lower seed 3", completion="assistant: is it five", reward=1.0,
-            opening="<|im_start|>user\nGuess<|im_end|>", turns=told_turns(SEGMENTS, 1000),
+            opening="<|im_start|>user\nGuess<|im_end|>", turns=readable_turns(SEGMENTS, 1000),
         )  # fmt: skip
         plain = EvaluatedAnswer(task=TASKS[1], prompt="2 + 3 = ?", completion=f"six at {step}", reward=0.0)
         version = Version(0, step)
@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Path:
             per_task={task: TaskAccuracy(accuracy=0.5, prompts=1) for task in TASKS[:2]}, answers=[episode, plain],
             oldest=version, newest=version, own_token_share=1.0, missing=0, seconds=1.0,
         )  # fmt: skip
-        tell_evaluation(result, folder / "evaluation", Telemetry("learner/qwen", "qwen", sink))
+        emit_evaluation(result, folder / "evaluation", Telemetry("learner/qwen", "qwen", sink))
     return folder
 
 

@@ -6,8 +6,8 @@ import pytest
 from rich.cells import cell_len
 
 from mrl.records.episodes import EpisodeSegment, Message
+from mrl.records.readable_turns import readable_turns
 from mrl.records.telemetry_messages import SampleRecord
-from mrl.records.told_turns import told_turns
 from mrl.report.run_display import RunDisplay
 from mrl.report.samples.live_episode import SHOWN_S
 from tests.report.samples.test_conversations import KNOWN, SEGMENTS, SHARED
@@ -15,10 +15,10 @@ from tests.report.test_run_display import STEP, metrics, show
 
 
 def sample(turns: Any = SEGMENTS, **values: Any) -> SampleRecord:
-    return SampleRecord(**KNOWN | {"kind": "rollout", "turns": told_turns(turns, 100_000)} | values)
+    return SampleRecord(**KNOWN | {"kind": "rollout", "turns": readable_turns(turns, 100_000)} | values)
 
 
-RESCUE = {"kind": "rescue", "source": "llama", "turns": told_turns(SHARED, 10_000)}
+RESCUE = {"kind": "rescue", "source": "llama", "turns": readable_turns(SHARED, 10_000)}
 TALK = [
     "  opening   <|im_start|>user",
     "            Look up this word: ab<|im_end|>",

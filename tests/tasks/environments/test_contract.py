@@ -9,7 +9,7 @@ import pytest
 from mrl.errors import RecordError
 from mrl.records.canonical_json import canonical_json, parse_json
 from mrl.records.episodes import Message, ToolCall, ToolSpec, as_chat
-from mrl.tasks.environments.contract import LIMITS, BrokenCall, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.contract import LIMITS, EnvironmentTurn, MalformedCall, PolicyTurn
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def row_of(messages: int, text_bytes: int) -> EnvironmentTurn:
         (lambda: EnvironmentTurn(done=True), "do not match"),
         (lambda: EnvironmentTurn(reason="done"), "do not match"),
         (lambda: EnvironmentTurn(done=True, reason="tired"), "do not match"),
-        (lambda: PolicyTurn("x", (ToolCall("f"),) * 60, (BrokenCall("y"),) * 5), "65 tool calls"),
+        (lambda: PolicyTurn("x", (ToolCall("f"),) * 60, (MalformedCall("y"),) * 5), "65 tool calls"),
         (lambda: ToolSpec("f", "", '{"type":"string"}'), "not a JSON schema of type"),
         (lambda: ToolSpec("f", "x" * 70_000, '{"type":"object"}'), "schema of f"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from mrl.errors import RoleFailed
 from mrl.records.episodes import ToolCall
 from mrl.tasks.environments import environment_child
-from mrl.tasks.environments.contract import BrokenCall, EnvironmentTurn, PolicyTurn
+from mrl.tasks.environments.contract import EnvironmentTurn, MalformedCall, PolicyTurn
 from mrl.tasks.environments.environment_pool import EnvironmentPool, EpisodeSession
 
 LONG_S = 60.0
@@ -288,7 +288,7 @@ def test_tools_over_processes():
         assert first.messages[0].content == "Hello. Buy milk."
         assert [tool.name for tool in first.tools] == ["buy", "price"]
         calls = (ToolCall.of("price", {"name": "milk"}), ToolCall.of("price", {"name": "gold"}), ToolCall("fly"))
-        turn = session.step(PolicyTurn("...", calls, (BrokenCall("the call is cut"),))).result(LONG_S)
+        turn = session.step(PolicyTurn("...", calls, (MalformedCall("the call is cut"),))).result(LONG_S)
         assert [message.content for message in turn.messages] == [
             "2.5", "error: LookupError: no gold here", "error: there is no tool 'fly'; there are buy, price",
             "error: the call is cut",
