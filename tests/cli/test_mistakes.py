@@ -243,7 +243,7 @@ FILES = [
     Mistake("a misspelt option of a task", "check small.toml --tasks.sums.options.promt_key question",
             r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
     Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
-            r'tasks\.sums\.verifier: no such verifier; got \'mine\'; wanted "module:name".*cure: for a verifier of your own: "mine:FUNCTION"'),
+            r'tasks\.sums\.verifier: no such verifier; got \'mine\'; wanted "module:name".*cure: for a verifier of your own, write "mine:FUNCTION"'),
     Mistake("no such verifier", "train small.toml --tasks.sums.verifier nowhere:judge", r"No module named 'nowhere'"),
 ]  # fmt: skip
 
