@@ -22,10 +22,11 @@ from rich.console import Console
 from rich.markup import escape
 
 import mrl
+from mrl.config.locks import try_lock
 from mrl.config.policy_tables import MakeTable
 from mrl.config.schema import RunConfig
 from mrl.config.task_tables import PoolTable, TaskTable
-from mrl.errors import MRLError, UserError
+from mrl.errors import MRLError, RunFolderError, UserError
 from mrl.parent_death import SUPERVISOR_PID, command
 from mrl.processes.planning.log_lines import reason_in
 from mrl.processes.planning.plan import environment
@@ -195,7 +196,33 @@ def _making(name: str, recipe: Mapping[str, Any], folder: Path) -> Iterator[_Mak
 
 
 def build_policy(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
-    """Make one policy in this process, and print the progress of its warm start."""
+    """Make one policy in this process, and print the progress of its warm start.
+
+    A policy that another process was making, for example of another run of a comparison, is not made twice.
+    """
+    with _turn(folder, name) as has_waited:
+        if not (has_waited and is_made(folder)):
+            _build(recipe, name, folder)
+
+
+@contextmanager
+def _turn(folder: Path, name: str) -> Iterator[bool]:
+    """Wait until no other process makes the policy of this folder. Yields whether one did."""
+    has_waited = False
+    with ExitStack() as files:
+        # Without locks each process makes the policy; and making it tells why nothing can be written there.
+        with suppress(RunFolderError, OSError):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = files.enter_context(folder.with_suffix(".lock").open("a"))
+            while not try_lock(lock.fileno(), folder):
+                if not has_waited:
+                    print(f"{name}: another process is making it", flush=True)
+                has_waited = True
+                time.sleep(POLL_S)
+        yield has_waited
+
+
+def _build(recipe: Mapping[str, Any], name: str, folder: Path) -> None:
     from mrl.models.make import make_policy
     from mrl.tasks.warm_start_examples import collect_examples
 

@@ -1,14 +1,17 @@
 """Whoever waits for policies to be made sees how far they are."""
 
+import fcntl
 import io
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from mrl.processes.preparation.made_policies import TELL_EVERY_S, MakingLine, _Making
+from mrl.processes.preparation import made_policies
+from mrl.processes.preparation.made_policies import TELL_EVERY_S, MakingLine, _Making, build_policy
 
 LINES = ["qwen [####....]  50%, 9 s left", "llama [##......]  25%, 20 s left"]
 
@@ -48,3 +51,56 @@ def test_the_last_whole_line_of_a_maker_counts_and_its_place_in_the_file_stays()
         told.write(b"n 30%\n")
         told.flush()
         assert making.progress == "qwen 30%"
+
+
+def build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that building one policy makes."""
+    made: list[Path] = []
+    monkeypatch.setattr(made_policies, "_build", lambda _recipe, _name, folder: made.append(folder))
+    build_policy({}, "qwen", folder)
+    return made
+
+
+def test_a_policy_that_another_process_makes_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The two runs of a comparison that begin together make their policies once."""
+    folder = tmp_path / "policies" / "abc"
+    folder.mkdir(parents=True)
+    with folder.with_suffix(".lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def end_of_the_other(_seconds: float) -> None:
+            (folder / "config.json").touch()
+            fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("mrl.processes.preparation.made_policies.time.sleep", end_of_the_other)
+        assert build(folder, monkeypatch) == []
+    assert capsys.readouterr().out == "qwen: another process is making it\n"
+
+
+def test_a_policy_that_nobody_makes_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although the folder is there: somebody asked for it anew."""
+    folder = tmp_path / "policies" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    assert build(folder, monkeypatch) == [folder]
+
+
+def test_a_policy_that_the_other_failed_to_make_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process ended, and left no folder."""
+    folder = tmp_path / "policies" / "abc"
+    folder.parent.mkdir()
+    with folder.with_suffix(".lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        monkeypatch.setattr(
+            "mrl.processes.preparation.made_policies.time.sleep", lambda _seconds: fcntl.flock(other, fcntl.LOCK_UN)
+        )
+        assert build(folder, monkeypatch) == [folder]
+
+
+def test_a_cache_that_cannot_be_written_is_told_by_the_making(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is no condition."""
+    (tmp_path / "policies").touch()
+    folder = tmp_path / "policies" / "abc"
+    assert build(folder, monkeypatch) == [folder]
