@@ -12,9 +12,8 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Protocol
 
 from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
@@ -38,7 +37,7 @@ from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, Sampl
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
-from mrl.transport.server import Incoming, ServerSocket
+from mrl.transport.server import ServerSocket
 
 TURN_S = 0.1
 MEMORY_EVERY_S = 5.0
@@ -47,16 +46,6 @@ SIGNALLED = 128
 """Exit code of a run that a signal ended: this plus the signal's number."""
 STOPPED = 3
 """Exit code of a run that `mrl stop` ended."""
-
-
-class TelemetryInbox(Protocol):
-    """Socket at which telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
-
-    def receive(self, timeout_s: float) -> list[Incoming]:
-        """Wait at most `timeout_s`, then return the messages that have arrived."""
-
-    def send(self, client: bytes, body: bytes) -> bool:
-        """Send a message to one client; return False when the client is gone."""
 
 
 def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
@@ -100,7 +89,7 @@ class Supervisor:
         folder: RunFolder,
         plan: Plan,
         *,
-        inbox: TelemetryInbox,
+        inbox: ServerSocket,
         display: Display,
         forks: ForkServer | None = None,
     ) -> None:
@@ -146,7 +135,6 @@ class Supervisor:
         self._measure_s = self._look_s = 0.0
         self._newest_step = 0
         self.peak_pss_mib = 0.0
-        self.num_malformed = 0
 
     @property
     def reason(self) -> str:
@@ -213,11 +201,10 @@ class Supervisor:
             try:
                 record: InboxRecord = decode(body, inbox_decoder)
             except RecordError:
-                self.num_malformed += 1
                 continue
             if not may_send(grant, record):
-                self.num_malformed += 1
-            elif isinstance(record, HostReport):
+                continue
+            if isinstance(record, HostReport):
                 self._inbox.send(client, encode(self._hosts.answer(record, time.monotonic())))
             elif not (isinstance(record, MetricsRecord) and self._files.left.had(record)):
                 self._take(record, time.monotonic())
@@ -229,10 +216,8 @@ class Supervisor:
 
     def _take(self, record: TelemetryRecord, now_s: float) -> None:
         self._display.record(record, now_s)
-        try:
+        with suppress(RecordError):  # it names a place outside its folder
             self._files.write(record)
-        except RecordError:
-            self.num_malformed += 1
         match record:
             case HeartbeatRecord():
                 self._processes.heard(record.role, record.monotonic_s, now_s)
