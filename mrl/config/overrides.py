@@ -80,6 +80,15 @@ def apply_overrides(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...
     return merged
 
 
+def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of everything below a table."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        found |= leaves(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return found
+
+
 def _check_known(path: tuple[str, ...]) -> None:
     for depth in range(1, len(path) + 1):
         head = path[:depth]

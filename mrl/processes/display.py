@@ -4,7 +4,6 @@ A run goes on without a reader: once its terminal is closed, or the program that
 nothing.
 """
 
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import structlog
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from mrl.files import DISK_FULL
 from mrl.records.telemetry_messages import TelemetryRecord
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RunConsole(Console):
         try:
             tell(*words, **how)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in DISK_FULL:
                 raise
             self.on_broken_pipe()
 

@@ -7,7 +7,6 @@ Unblocked by: telemetry, child exits, SIGINT and SIGTERM, requests of `mrl stop`
 If it dies: the kernel kills every child, other hosts end theirs; `--resume` continues from the checkpoints
 """
 
-import errno
 import os
 import signal
 import time
@@ -19,21 +18,24 @@ from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
+from mrl.files import DISK_FULL
 from mrl.fork_server import ForkServer
 from mrl.metrics.host_load import HostLoad
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter
+from mrl.metrics.timeline import TimelineWriter
+from mrl.metrics.unconfirmed_metrics import UnconfirmedMetricsReader
 from mrl.processes.display import Display
 from mrl.processes.host_processes import HostProcesses
-from mrl.processes.memory_use import footprint_of
+from mrl.processes.memory_use import process_values
 from mrl.processes.other_hosts import OtherHosts
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import Plan, ProcessSpec
-from mrl.processes.run_files import RunFiles
 from mrl.processes.trackers import FINISH_S, Trackers
 from mrl.processes.unit_node import lease_units
 from mrl.records.codec import decode, encode
 from mrl.records.host_messages import HostReport, InboxRecord, inbox_decoder
-from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, SpansRecord, TelemetryRecord
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
@@ -78,6 +80,30 @@ def may_send(grant: Grant, record: InboxRecord) -> bool:
         return grant.role == "supervisor"
     is_own_role = isinstance(record, SampleRecord) or grant.covers(record.role)
     return is_own_role and grant.policy in ("", record.policy)
+
+
+class RunFiles:
+    """Writers of a run's telemetry; each record goes to the file of its kind."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._metrics = MetricsWriter(folder.metrics_jsonl)
+        self._samples = SampleWriter(folder.rollouts)
+        self._timeline = TimelineWriter(folder.timeline_jsonl)
+        self.left = UnconfirmedMetricsReader(folder.unheard, folder.metrics_jsonl)
+
+    def write(self, record: TelemetryRecord) -> None:
+        """Write one record. Raises RecordError when it names a place outside its folder, OSError on a full disk."""
+        match record:
+            case SampleRecord():
+                self._samples.write(record)
+            case SpansRecord():
+                self._timeline.write(record)
+            case HeartbeatRecord() | MetricsRecord():
+                self._metrics.write(record)
+
+    def close(self) -> None:
+        """Write out what is buffered. Raises OSError, also for what could not be written before."""
+        self._metrics.close()
 
 
 class Supervisor:
@@ -189,11 +215,7 @@ class Supervisor:
         self._display.refresh(time.monotonic())
 
     def _disk_reason(self, error: OSError) -> str:
-        cure = (
-            "; free disk space there, then continue with --resume"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else ""
-        )
+        cure = "; free disk space there, then continue with --resume" if error.errno in DISK_FULL else ""
         return f"{error.strerror}: {error.filename or self._folder.path}{cure}"
 
     def _take_telemetry(self, _now_s: float) -> None:
@@ -257,13 +279,8 @@ class Supervisor:
         if now_s < self._measure_s:
             return
         self._measure_s = now_s + MEMORY_EVERY_S
-        footprint = footprint_of(os.getpid())
-        self.peak_pss_mib = max(self.peak_pss_mib, footprint.pss_mib)
-        values = {
-            "process/pss_mib": footprint.pss_mib,
-            "process/count": float(footprint.num_processes),
-            "process/restarts": float(self._processes.num_restarts),
-        }
+        values = process_values(self._processes.num_restarts)
+        self.peak_pss_mib = max(self.peak_pss_mib, values["process/pss_mib"])
         self._take(self._measured(values | self._load.take() | self._trackers.values()), now_s)
 
     def _measured(self, values: dict[str, float]) -> MetricsRecord:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from mrl.config.overrides import leaves
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
@@ -190,15 +191,6 @@ def usual_config(config: dict[str, Any]) -> dict[str, Any]:
     for name, table in (("policies", PolicyTable), ("tasks", TaskTable)):
         tables[name] = {each: _defaults(table) for each in config.get(name, {})}
     return tables
-
-
-def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of everything below a table."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        found |= leaves(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return found
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
