@@ -186,13 +186,13 @@ class Comparison:
         found = (what(one) - what(other) for one, other in self._pairs(regime))
         return interval([value for value in found if not math.isnan(value)])
 
-    def p_values(self, what: str = "end") -> dict[str, float]:
-        """Return regime -> p-value of a paired two-sided t-test against the baseline, for all other regimes.
+    def p_values(self) -> dict[str, float]:
+        """Return regime -> p-value of a paired two-sided t-test of the end against the baseline, for all others.
 
         NaN where fewer than two seeds have both regimes, and where `p_value` returns NaN.
         """
         others = [regime for regime in self.regimes if regime != self.baseline]
-        return {regime: p_value(self._differences(regime, what, AVERAGE)) for regime in others}
+        return {regime: p_value(self._differences(regime, "end", AVERAGE)) for regime in others}
 
     def _differences(self, regime: str, what: str, name: str) -> list[float]:
         return [getattr(one, what)(name) - getattr(other, what)(name) for one, other in self._pairs(regime)]

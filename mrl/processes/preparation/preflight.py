@@ -1,6 +1,7 @@
 """Find every fault of a configuration that can be found before a process is started or a file is written."""
 
 import importlib.util
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
-from mrl.processes.preparation.model_folder import check_below_adapters, check_model_folder, read_described, text_part
+from mrl.processes.preparation.model_folder import check_below_adapters, check_model_folder, text_part
 from mrl.processes.preparation.named_plugins import check_shadows, try_regime
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.replayed_run import check_replay
@@ -207,8 +208,8 @@ def check_context(config: RunConfig, name: str, *, where: str) -> None:
 
 def _described(config: RunConfig, name: str) -> tuple[Path, SimpleNamespace]:
     """Return the path of a model's config.json, and its part about text with keys as attributes."""
-    folder = Path(config.policies[name].model)
-    return folder / "config.json", SimpleNamespace(**text_part(read_described(folder, str(folder))))
+    path = Path(config.policies[name].model) / "config.json"
+    return path, SimpleNamespace(**text_part(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
