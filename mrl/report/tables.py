@@ -51,7 +51,8 @@ def evaluation_notes(data: RunData) -> str:
         if shares.get(step, 1.0) < 1.0:
             notes.append(
                 f"{policy_html(data, policy)}: weights were updated during held-out evaluation. In the worst case, at "
-                f"step {step}, the evaluated version sampled {percent(shares[step])} of the tokens and newer ones the rest."
+                f"step {step}, the evaluated version sampled {percent(shares[step])} of the tokens and newer ones the "
+                "rest."
             )
         missing = {step: number for step, number in data.missing_answers.get(policy, {}).items() if number}
         if missing:
