@@ -1,5 +1,6 @@
 """Dotted overrides of the command line: `--policies.qwen.learner.lr 1e-4` or `--run.steps=10`."""
 
+import copy
 import re
 import shlex
 import tomllib
@@ -66,7 +67,7 @@ def parse_value(text: str, kind: Any = None) -> Any:
 
 def apply_overrides(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
     """A copy of `tables` with the overrides laid over it. Raises ConfigError for a name that the file does not have."""
-    merged = _copy(tables)
+    merged = copy.deepcopy(tables)
     for path, value in pairs:
         table = merged
         for depth, key in enumerate(path[:-1], start=1):
@@ -140,7 +141,3 @@ def _number(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _copy(tables: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in tables.items()}

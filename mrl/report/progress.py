@@ -233,8 +233,8 @@ class MissedPeers:
 
 
 def kind_of(role: str) -> str:
-    """Return the kind of a process from its name: "worker" for "worker/qwen/0" or "worker-qwen-0"."""
-    return role.replace("-", "/").partition("/")[0]
+    """Return the kind of a process from its name: "worker" for "worker/qwen/0"."""
+    return role.partition("/")[0]
 
 
 def is_step(role: str, values: Mapping[str, float]) -> bool:

@@ -264,12 +264,6 @@ def role_argv(role: Role, run_folder: Path, *, policy: str = "", index: int = 0)
     return (*MRL, role, "--run-folder", str(run_folder), *whose, *place)
 
 
-def learner_argv(run_folder: Path, *, policy: str, processes: int) -> tuple[str, ...]:
-    """Return the command of one learner on this host; `LIFE` and `LOCAL` in it are filled in at every start."""
-    torchrun = torchrun_argv(Path(LOCAL), policy=policy, processes=processes)
-    return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
-
-
 def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
     """Return the variables that every role process has in its environment."""
     variables = {
@@ -309,6 +303,7 @@ def _learner(
 ) -> ProcessSpec:
     """Return the process with a learner's ranks on one of its hosts; its name is that of the first of these ranks."""
     folder, per_host = RunFolder(run_folder), policy.learner.ranks_per_host
+    torchrun = torchrun_argv(Path(LOCAL), policy=name, processes=per_host)  # `LIFE`, `LOCAL`: filled in at every start
     env = {**environment(policy.learner.threads, gpus), **reach}
     if policy.device == "cuda":
         env |= nccl_environment(folder.crash, name) | allocator_environment(os.environ)
@@ -317,7 +312,7 @@ def _learner(
         role="learner",
         policy=name,
         index=index,
-        argv=learner_argv(run_folder, policy=name, processes=per_host),
+        argv=(*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", name),
         env=env,
         restart="until_done",
     )
