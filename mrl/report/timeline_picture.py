@@ -64,7 +64,7 @@ def timeline_drawing(timeline: Timeline, roles: Sequence[str], policies: Sequenc
     places, bottom = _places(timeline, roles, top)
     key, key_height = _key(_kinds(timeline, roles), bottom + AXIS + 14)
     body = [
-        _overview(timeline, roles, policies),
+        _overview(timeline, roles),
         *(_row(timeline, place, policies) for place in places),
         time_axis(timeline.window, timeline.whole.begin_s, bottom, "time since the start of the run (minutes:seconds)"),
         key,
@@ -138,7 +138,7 @@ def _class(kind: str) -> str:
     return f"t{KINDS.index(kind) if kind in KINDS else OTHER_KIND}"
 
 
-def _overview(timeline: Timeline, roles: Sequence[str], policies: Sequence[str]) -> str:
+def _overview(timeline: Timeline, roles: Sequence[str]) -> str:
     parts = []
     for number, role in enumerate(roles):
         y = OVERVIEW_ROW * number

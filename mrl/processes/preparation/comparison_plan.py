@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,11 +66,6 @@ class PlannedRun:
         """File of the output of `mrl train`, of its last call."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
-    @cached_property
-    def learning(self) -> list[str]:
-        """Names of the policies that are not frozen."""
-        return [name for name, table in self.config.policies.items() if not table.frozen]
-
     def state(self) -> "State":
         """Return how far the run in `folder` has come."""
         try:
@@ -80,8 +74,8 @@ class PlannedRun:
             return State()
         if not _is_same(earlier, self.config):
             return State(is_foreign=True)
-        last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in self.learning]
-        checkpoints = [self.folder / "checkpoints" / name for name in self.learning]
+        last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in self.config.learning]
+        checkpoints = [self.folder / "checkpoints" / name for name in self.config.learning]
         return State(
             is_done=all(path.exists() for path in last),
             can_resume=all(any(path.glob("step_*")) for path in checkpoints),
