@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
@@ -121,7 +120,8 @@ class Supervisor:
     ) -> None:
         self._folder, self._inbox, self._display = folder, inbox, display
         self._policies = set(config.policies)
-        self._attempt = start_attempt(folder)
+        self.attempt = start_attempt(folder)
+        """Folder of this attempt's logs."""
         clear_requests(folder.path)
         self._lifecycle = Lifecycle(
             learners=plan.learners,
@@ -134,7 +134,7 @@ class Supervisor:
             table=config.supervision,
             is_sync=config.run.sync,
             lifecycle=self._lifecycle,
-            attempt=self._attempt,
+            attempt=self.attempt,
             crash=folder.crash,
             told=display,
             forks=forks,
@@ -153,10 +153,10 @@ class Supervisor:
             closing=self._closing,
         )
         self._hosts = OtherHosts(
-            plan, config.launch, self._lifecycle, display, attempt=self._attempt.name, now_s=time.monotonic()
+            plan, config.launch, self._lifecycle, display, attempt=self.attempt.name, now_s=time.monotonic()
         )
         self._files = RunFiles(folder)
-        self._trackers = Trackers(config, folder, self._attempt)
+        self._trackers = Trackers(config, folder, self.attempt)
         self._signals: list[int] = []
         self._measure_s = self._look_s = 0.0
         self._newest_step = 0
@@ -166,11 +166,6 @@ class Supervisor:
     def reason(self) -> str:
         """Reason of the run's end; "" when all learners were done."""
         return self._lifecycle.reason
-
-    @property
-    def attempt(self) -> Path:
-        """Folder of this attempt's logs."""
-        return self._attempt
 
     def run(self) -> int:
         """Start the processes, supervise them until the run ends, and leave no process behind, whatever happens."""

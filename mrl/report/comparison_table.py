@@ -47,7 +47,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                     "passed_tokens": outcome.passed_tokens,
                     "beyond_accuracy": {name: known_or_none(value) for name, value in measures_of(outcome).items()},
                 }
-                for seed, outcome in comparison.of(regime).items()
+                for seed, outcome in comparison.outcomes[regime].items()
             },
         }
         for regime in comparison.regimes
@@ -140,7 +140,7 @@ def _spent(comparison: Comparison, regime: str) -> list[str]:
 
 def seeds_told(comparison: Comparison) -> str:
     """Describe how many seeds every regime has: one number where all have as many."""
-    numbers = {regime: len(comparison.of(regime)) for regime in comparison.regimes}
+    numbers = {regime: len(comparison.outcomes[regime]) for regime in comparison.regimes}
     if len(set(numbers.values())) == 1:
         return f"{next(iter(numbers.values()))} each"
     return ", ".join(f"{regime} {number}" for regime, number in numbers.items())

@@ -30,11 +30,6 @@ class LaneRow(NamedTuple):
     y: float
     beside: list[str]
 
-    @property
-    def is_learner(self) -> bool:
-        """Whether the row marks ends of steps."""
-        return self.role.startswith("learner/")
-
 
 def timeline_html(timeline: Timeline, policies: Sequence[str]) -> str:
     """Return drawing and table as HTML; empty text for a run without a timeline."""
@@ -175,7 +170,7 @@ def _row(timeline: Timeline, place: LaneRow, policies: Sequence[str]) -> str:
         lane = timeline.lanes.get((place.role, kind))
         y = place.y if not number else place.y + BAR + 1 + BESIDE * (number - 1)
         parts += [_span(one, timeline.window, y, BESIDE - 1 if number else BAR) for one in (lane.ended if lane else ())]
-    if place.is_learner:
+    if place.role.startswith("learner/"):
         ends = timeline.step_ends.get(place.role.partition("/")[2], ())
         parts.append(_steps(ends, timeline.window, place.y))
     return "".join(parts)

@@ -87,12 +87,14 @@ def _heading(name: str, comparison: Comparison) -> str:
 
 
 def _most_answers(comparison: Comparison) -> int:
-    found = (one.beyond.k for regime in comparison.regimes for one in comparison.of(regime).values() if one.beyond)
+    found = (
+        one.beyond.k for regime in comparison.regimes for one in comparison.outcomes[regime].values() if one.beyond
+    )
     return max(found, default=1)
 
 
 def _names(comparison: Comparison, regime: str) -> list[str]:
-    return list(dict.fromkeys(name for one in comparison.of(regime).values() for name in measures_of(one)))
+    return list(dict.fromkeys(name for one in comparison.outcomes[regime].values() for name in measures_of(one)))
 
 
 def _cell(comparison: Comparison, regime: str, name: str) -> str:
