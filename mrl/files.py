@@ -1,9 +1,13 @@
 """Replace a file so that readers see the old content or the new, never a part; check the room on a disk."""
 
+import errno
 import os
 import secrets
 import tempfile
 from pathlib import Path
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or of a user's quota, that is full."""
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True) -> None:

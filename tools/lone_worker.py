@@ -7,7 +7,6 @@ their log-probabilities to the peers, more than any other does. The peer itself 
 
 import os
 import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -108,7 +107,7 @@ class LoneWorker:
         self._intake.announce(WeightsNotice(version=Version(0, 0), manifest_path=str(path)))
         gateway = [("gateway", "")] * config.gateway.serve
         for role, policy in (("exchange", ""), ("allocator", ""), *gateway, ("worker", POLICY)):
-            self._start(role_argv(role, self._folder.path, python=sys.executable, policy=policy), rollout.threads)  # type: ignore[arg-type]
+            self._start(role_argv(role, self._folder.path, policy=policy), rollout.threads)  # type: ignore[arg-type]
 
     @property
     def folder(self) -> Path:

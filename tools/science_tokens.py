@@ -58,9 +58,9 @@ def table(comparison: Comparison) -> str:
         ["", "end", f"end minus {comparison.baseline}", "p (Holm)", "seeds ahead", "own answers", "trained tokens"],
         ["---", *["--:"] * 6],
     ]
-    base = comparison.of(comparison.baseline)
+    base = comparison.outcomes[comparison.baseline]
     for row in comparison.regimes:
-        end, outcomes = comparison.over_seeds(row, "end"), comparison.of(row)
+        end, outcomes = comparison.over_seeds(row, "end"), comparison.outcomes[row]
         gain, ahead, p = "", "", ""
         if row != comparison.baseline:
             found = comparison.against_baseline(row, "end")

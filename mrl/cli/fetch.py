@@ -6,6 +6,7 @@ the next file.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from mrl.config.load import load_config
@@ -24,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch models and data sets, and print the commit and the folder of every policy's model."""
-    where = str(arguments.config)
-    config = pinned(_read(arguments), where=where, on_note=_tell)
-    config = fetched(config, config.policies, where=where, tell=_tell)
+    where, tell = str(arguments.config), partial(print, flush=True)
+    config = pinned(_read(arguments), where=where, on_note=tell)
+    config = fetched(config, config.policies, where=where, tell=tell)
     for name, policy in config.policies.items():
         if policy.make is not None:
             print(f"{name}: made on this machine (`mrl policies make {where}` makes it beforehand)")
@@ -45,7 +46,3 @@ def _read(arguments: argparse.Namespace) -> RunConfig:
             "keys cannot be set for the folder of a run", where="mrl fetch", got=" ".join(arguments.overrides)
         )
     return located(read_run_config(arguments.config))
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)

@@ -1,7 +1,6 @@
 """`mrl COMMAND ...`: find the command, run it, and turn every expected error into one line."""
 
 import argparse
-import errno
 import importlib
 import os
 import sys
@@ -11,9 +10,8 @@ from typing import NamedTuple, NoReturn
 from mrl.config.nearest_key import nearest
 from mrl.config.overrides import tell_overrides
 from mrl.errors import ConfigError, MRLError, RunFolderError, UserError
+from mrl.files import DISK_FULL
 from mrl.process_start import importing, prepare
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Command(NamedTuple):

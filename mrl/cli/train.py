@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from mrl.processes.display import RunConsole
     from mrl.processes.planning.hosts import Host
     from mrl.processes.planning.plan import Plan
+    from mrl.processes.supervisor import Supervisor
     from mrl.report.run_display import RunDisplay
 
 SIGNALLED = 128
@@ -191,21 +191,7 @@ def _supervise(
     return conclude(folder, supervisor, board, console, code)
 
 
-class EndedRun(Protocol):
-    """Attributes of a `Supervisor` that describe how its run ended."""
-
-    @property
-    def reason(self) -> str:
-        """Why the run ended; empty when all learners were done."""
-
-    @property
-    def attempt(self) -> Path:
-        """Folder of the attempt's logs."""
-
-    peak_pss_mib: float
-
-
-def conclude(folder: RunFolder, ended: EndedRun, board: "RunDisplay", console: Console, code: int) -> int:
+def conclude(folder: RunFolder, ended: "Supervisor", board: "RunDisplay", console: Console, code: int) -> int:
     """Write the report, print the final table and why the run ended; return the exit code.
 
     A report that cannot be written turns exit code 0 into 2. After a signal a large run gets no report, since the

@@ -1,5 +1,6 @@
 """Dotted overrides of the command line: `--policies.qwen.learner.lr 1e-4` or `--run.steps=10`."""
 
+import copy
 import re
 import shlex
 import tomllib
@@ -66,7 +67,7 @@ def parse_value(text: str, kind: Any = None) -> Any:
 
 def apply_overrides(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
     """A copy of `tables` with the overrides laid over it. Raises ConfigError for a name that the file does not have."""
-    merged = _copy(tables)
+    merged = copy.deepcopy(tables)
     for path, value in pairs:
         table = merged
         for depth, key in enumerate(path[:-1], start=1):
@@ -78,6 +79,15 @@ def apply_overrides(tables: dict[str, Any], pairs: Sequence[tuple[tuple[str, ...
             table = child
         table[path[-1]] = value
     return merged
+
+
+def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return dotted key -> value of everything below a table."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        found |= leaves(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return found
 
 
 def _check_known(path: tuple[str, ...]) -> None:
@@ -131,7 +141,3 @@ def _number(text: str) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _copy(tables: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) if isinstance(value, dict) else value for key, value in tables.items()}

@@ -31,6 +31,8 @@ from mrl.plugins import use_modules
 log = structlog.get_logger()
 
 MIB = 1024 * 1024
+LOCK = "lock"
+"""File that the supervisor has locked while it lives."""
 LOCAL_FOLDER = "MRL_LOCAL_FOLDER"
 """Environment variable with the folder on this host that all processes of the run there share."""
 SUBFOLDERS = (
@@ -118,11 +120,6 @@ class RunFolder:
     def pair_cards(self) -> Path:
         """Error of a log-ratio that the tokenizers of two policies alone cause, one JSON file per pair."""
         return self.path / "pair_cards"
-
-    @property
-    def lock(self) -> Path:
-        """Lock that the supervisor holds while it lives."""
-        return self.path / "lock"
 
     def weights(self, policy: str) -> Path:
         """Published weights of one policy."""
@@ -279,7 +276,7 @@ def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
 
     Raises RunFolderError when another supervisor lives in it, or its file system takes no locks.
     """
-    held = lock_folder(folder.path, folder.lock.name)
+    held = lock_folder(folder.path, LOCK)
     if held is None:
         raise _in_use(folder.path, supervisor_of(folder.path) or "unknown")
     return lambda: unlock(held)
@@ -288,7 +285,7 @@ def lock_run_folder(folder: RunFolder) -> Callable[[], None]:
 def supervisor_of(path: Path) -> str | None:
     """Return a run folder's supervisor as a process id in text, or None. Raises RunFolderError for want of locks."""
     try:
-        file = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
+        file = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:

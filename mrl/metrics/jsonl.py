@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ OF_EVERY_STEP = ("rollout", "rescue")
 """Kinds of samples that a learner emits at each of its steps."""
 ALL_STEPS = 1024
 """First steps of a run that all have samples on the disk."""
+T = TypeVar("T")
 OnDamage = Callable[[str], object]
 """Called once per damaged file, with a text on the number of lines left out and the place of the first."""
 
@@ -108,7 +109,7 @@ def each_metrics(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[dict
     A file that does not exist is empty. A torn last line and damaged lines are left out. Memory does not grow with the
     file, which after days may be longer than free memory.
     """
-    for line in _each_line(path, on_damage):
+    for line in sound_lines(path, parse_line, on_damage):
         if isinstance(line.get("values"), dict):  # a name is in memory once, for all lines that a caller keeps
             values = line["values"].items()
             line["values"] = {sys.intern(name): math.nan if value is None else value for name, value in values}
@@ -128,7 +129,7 @@ def read_samples(rollouts: Path, on_damage: OnDamage = keep_silent) -> list[dict
     """Return all samples under a `rollouts` folder, ordered by step, then policy, then time of writing."""
     paths = [path for path in rollouts.glob("step_*/*.jsonl") if path.parent.name.removeprefix("step_").isdecimal()]
     paths.sort(key=lambda path: (int(path.parent.name.removeprefix("step_")), path.name))
-    return [line for path in paths for line in _each_line(path, on_damage)]
+    return [line for path in paths for line in sound_lines(path, parse_line, on_damage)]
 
 
 def file_of(folder: Path, policy: str) -> Path:
@@ -159,12 +160,6 @@ def parse_line(row: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) else None
-
-
-def damaged_lines(path: Path, number: int, count: int) -> str:
-    """Describe `count` lines of a file that hold no object, the first of which is line `number`."""
-    lines = "skipped a damaged line" if count == 1 else f"skipped {count} damaged lines, the first of them here"
-    return f"{path}:{number}: {lines}"
 
 
 def _open_for_append(path: Path) -> int:
@@ -208,7 +203,12 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _each_line(path: Path, on_damage: OnDamage) -> Iterator[dict[str, Any]]:
+def sound_lines(path: Path, parse: Callable[[bytes], T | None], on_damage: OnDamage) -> Iterator[T]:
+    """Yield what `parse` makes of the lines of a file, in order; none of a file that does not exist.
+
+    Memory does not grow with the file. A torn last line is left out, and so are lines of which `parse` makes None:
+    `on_damage` is told of these.
+    """
     if not path.exists():
         return
     first_bad = num_bad = 0
@@ -216,10 +216,11 @@ def _each_line(path: Path, on_damage: OnDamage) -> Iterator[dict[str, Any]]:
         for number, row in enumerate(file, start=1):
             if not row.endswith(b"\n"):  # torn
                 break
-            line = parse_line(row)
+            line = parse(row)
             if line is not None:
                 yield line
             else:
                 first_bad, num_bad = first_bad or number, num_bad + 1
     if num_bad:
-        on_damage(damaged_lines(path, first_bad, num_bad))
+        lines = "skipped a damaged line" if num_bad == 1 else f"skipped {num_bad} damaged lines, the first of them here"
+        on_damage(f"{path}:{first_bad}: {lines}")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from mrl.files import replace_file
-from mrl.metrics.jsonl import OnDamage, append_lines, damaged_lines, keep_silent
+from mrl.metrics.jsonl import OnDamage, append_lines, keep_silent, sound_lines
 from mrl.records.telemetry_messages import Span, SpansRecord
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -84,27 +84,19 @@ def every_minutes(path: Path) -> int:
 
 
 def read_timeline(path: Path, on_damage: OnDamage = keep_silent) -> Iterator[FiledSpan]:
-    """Yield all spans, in the order of writing; none of a file that does not exist.
+    """Return an iterator over all spans, in the order of writing; none of a file that does not exist.
 
     Memory does not grow with the file. A torn last line, and lines that hold no span, are left out.
     """
-    if not path.exists():
-        return
-    first_bad = num_bad = 0
-    with path.open("rb") as file:
-        for number, row in enumerate(file, start=1):
-            if not row.endswith(b"\n"):
-                break
-            if number == 1 and EVERY_MINUTES.match(row):
-                continue
-            try:
-                span = _line_decoder.decode(row)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                first_bad, num_bad = first_bad or number, num_bad + 1
-                continue
-            yield span
-    if num_bad:
-        on_damage(damaged_lines(path, first_bad, num_bad))
+    return (line for line in sound_lines(path, _parsed, on_damage) if isinstance(line, FiledSpan))
+
+
+def _parsed(row: bytes) -> FiledSpan | bytes | None:
+    """Return the span on a line, or the line itself where it tells which minutes the file holds; else None."""
+    try:
+        return _line_decoder.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return row if EVERY_MINUTES.match(row) else None
 
 
 def _line(role: str, span: Span) -> dict[str, Any]:

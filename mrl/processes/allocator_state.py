@@ -26,8 +26,8 @@ log = structlog.get_logger()
 
 class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     life: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIFE)]
-    run_key: str = ""
-    """Public key of the run's servers; "" in a file of an earlier version of mrl, which did not write the key."""
+    run_key: str
+    """Public key of the run's servers."""
     switch_s: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
     """Per policy, seconds from a grant to the first request of its engine."""
 
@@ -62,11 +62,11 @@ class AllocatorState:
 def new_allocator_state(path: Path, run_key: str) -> AllocatorState:
     """Return a new allocator of the run with this key, numbered after every earlier one, also after a crash.
 
-    A file that names no run is taken for this run's. Raises RunFolderError when the file is damaged, names another run,
-    or cannot be read or written; the file stays as it is.
+    Raises RunFolderError when the file is damaged, names another run, or cannot be read or written; the file stays as
+    it is.
     """
     before = _read(path)
-    if before is not None and before.run_key not in ("", run_key):
+    if before is not None and before.run_key != run_key:
         raise RunFolderError(
             "the file belongs to another run, or this run has got new keys",
             where=str(path),

@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from mrl.fork_server import ForkedProcess, ForkServer
 from mrl.parent_death import SUPERVISOR_PID, command
 from mrl.processes import sleep_channel
 from mrl.processes.planning.devices import DEVICE_ORDER
+from mrl.processes.planning.hosts import MRL
 from mrl.processes.planning.log_lines import rank_code, reason_in
 from mrl.processes.planning.plan import ProcessSpec, environment
 from mrl.processes.planning.restarts import USER_ERROR
@@ -30,8 +30,6 @@ CAN_FORK = hasattr(os, "pidfd_open")
 """Whether the kernel (Linux) can tell of the end of a process that is another process's child."""
 FORKED = {"learner": "mrl.processes.learner", "worker": "mrl.processes.worker"}
 """Role that imports torch -> its module."""
-MRL = (sys.executable, "-m", "mrl")
-"""Beginning of the command line of a process that may be a fork; torchrun starts interpreters of its own."""
 MAX_READ_BYTES = 1024 * 1024
 TAIL_LINES = 60
 

@@ -4,53 +4,28 @@ A run goes on without a reader: once its terminal is closed, or the program that
 nothing.
 """
 
-import errno
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import structlog
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from mrl.files import DISK_FULL
 from mrl.records.telemetry_messages import TelemetryRecord
+
+if TYPE_CHECKING:
+    from mrl.report.run_display import RunDisplay
 
 REFRESH_S = 0.5
 HEARTBEAT_LINE_S = 10.0
 STDERR = 2
 
 log = structlog.get_logger()
-
-
-class LiveBoard(Protocol):
-    """The part of `mrl.report.run_display.RunDisplay` that a display needs."""
-
-    def apply(self, record: TelemetryRecord, now_s: float) -> None:
-        """Update the board with one record."""
-
-    def note(self, text: str, now_s: float) -> None:
-        """Add an event to the view."""
-
-    def take_due(self) -> list[str]:
-        """Return the events that follow from the records since the last call."""
-
-    def render(self, now_s: float | None = None) -> RenderableType:
-        """Return the live view."""
-
-    def render_ended(self) -> RenderableType:
-        """Return the view that stays on the terminal when the run has ended."""
-
-    def step_line(self, record: TelemetryRecord) -> str | None:
-        """Return the line of a learner step or an evaluation; None for any other record."""
-
-    def heartbeat_line(self, now_s: float) -> str:
-        """Return a line about the state of the whole run."""
-
-    def final_table(self) -> RenderableType:
-        """Return the table printed at the end of a run."""
 
 
 class RunConsole(Console):
@@ -68,7 +43,7 @@ class RunConsole(Console):
         try:
             tell(*words, **how)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno in DISK_FULL:
                 raise
             self.on_broken_pipe()
 
@@ -90,7 +65,7 @@ class RunConsole(Console):
 class Display:
     """Shows a board on `console`; a context manager that restores the terminal however the run ends."""
 
-    def __init__(self, board: LiveBoard, console: RunConsole) -> None:
+    def __init__(self, board: "RunDisplay", console: RunConsole) -> None:
         self.board, self.console = board, console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._next_s = 0.0

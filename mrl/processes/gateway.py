@@ -11,7 +11,6 @@ If it dies: groups in play are given up; the gateway is started again on the sam
 import asyncio
 import secrets
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -119,7 +118,7 @@ async def _run(
 
 def kept_version(config: RunConfig, run_folder: Path, policy: str, step: int) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return command and environment of the process that serves a policy's checkpoint; GPUs stay with the run."""
-    argv = role_argv("kept-version", run_folder, python=sys.executable, policy=policy, index=step)
+    argv = role_argv("kept-version", run_folder, policy=policy, index=step)
     return argv, environment(config.policies[policy].rollout.threads) | {"CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -26,7 +26,7 @@ from mrl.metrics.telemetry import Telemetry
 from mrl.processes import role_runtime
 from mrl.processes.children import is_forked, start_forks
 from mrl.processes.host_processes import HostProcesses
-from mrl.processes.memory_use import footprint_of
+from mrl.processes.memory_use import process_values
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.hosts import host_environment, parse_hosts
 from mrl.processes.planning.lifecycle import Lifecycle
@@ -146,13 +146,7 @@ class Uplink:
 
     def measure(self, num_restarts: int, load: dict[str, float]) -> None:
         """Send the memory and number of this host's processes, and the host's load, as metrics."""
-        footprint = footprint_of(os.getpid())
-        values = {
-            "process/pss_mib": footprint.pss_mib,
-            "process/count": float(footprint.num_processes),
-            "process/restarts": float(num_restarts),
-        }
-        self._telemetry.metrics(0, values | load)
+        self._telemetry.metrics(0, process_values(num_restarts) | load)
 
     def _take(self, body: bytes) -> None:
         order = self._requests.read(body, host_order_decoder)

@@ -1,28 +1,26 @@
 """Memory of a process tree as summed PSS: a page's bytes are divided between the processes that map it."""
 
-from typing import NamedTuple
+import os
 
 import psutil
 
 MIB = 1024 * 1024
 
 
-class Footprint(NamedTuple):
-    """Number and memory of a process and its descendants."""
+def process_values(num_restarts: int) -> dict[str, float]:
+    """Return as metrics the number and memory of this process and its descendants, and the restarts among them.
 
-    num_processes: int
-    pss_mib: float
-
-
-def footprint_of(pid: int) -> Footprint:
-    """Return the footprint of `pid` and all its descendants; processes that end meanwhile are left out."""
+    Processes that end meanwhile are left out.
+    """
     try:
-        root = psutil.Process(pid)
-        pids = [pid, *(child.pid for child in root.children(recursive=True))]
+        pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
     except psutil.Error:
-        return Footprint(0, 0.0)
-    sizes = [_pss_bytes(f"/proc/{one}/smaps_rollup") for one in pids]
-    return Footprint(len(pids), sum(sizes) / MIB)
+        pids = [os.getpid()]
+    return {
+        "process/pss_mib": sum(_pss_bytes(f"/proc/{one}/smaps_rollup") for one in pids) / MIB,
+        "process/count": float(len(pids)),
+        "process/restarts": float(num_restarts),
+    }
 
 
 def _pss_bytes(path: str) -> int:

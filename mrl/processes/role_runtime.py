@@ -4,7 +4,6 @@ Exit codes: 0 done or told to stop, 1 cannot continue, 2 a mistake that the user
 1 or 2 is the last line on stderr and lies in `crash/<role>.json`.
 """
 
-import errno
 import faulthandler
 import os
 import queue
@@ -26,6 +25,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import MRLError, UserError
 from mrl.exchange.client import ExchangeClient
 from mrl.exchange.daemon import ENDPOINT
+from mrl.files import DISK_FULL
 from mrl.metrics.logging import configure_logging
 from mrl.metrics.telemetry import Telemetry
 from mrl.metrics.unconfirmed_metrics import SUFFIX, UnconfirmedMetrics
@@ -47,7 +47,6 @@ MAX_STACK_BYTES = 1024 * 1024
 FLUSH_S = 0.5
 QUEUED_MESSAGES = 4
 """Messages of the greatest length that a link queues for a slow server."""
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 log = structlog.get_logger()
 

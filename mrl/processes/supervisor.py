@@ -7,38 +7,38 @@ Unblocked by: telemetry, child exits, SIGINT and SIGTERM, requests of `mrl stop`
 If it dies: the kernel kills every child, other hosts end theirs; `--resume` continues from the checkpoints
 """
 
-import errno
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Protocol
+from contextlib import ExitStack, suppress
 
 from mrl.config.run_folder import RunFolder, socket_file, start_attempt
 from mrl.config.schema import RunConfig
 from mrl.config.stop_request import StopRequest, clear_requests, is_ended, note_ended, take_requests
 from mrl.errors import RecordError
+from mrl.files import DISK_FULL
 from mrl.fork_server import ForkServer
 from mrl.metrics.host_load import HostLoad
+from mrl.metrics.jsonl import MetricsWriter, SampleWriter
+from mrl.metrics.timeline import TimelineWriter
+from mrl.metrics.unconfirmed_metrics import UnconfirmedMetricsReader
 from mrl.processes.display import Display
 from mrl.processes.host_processes import HostProcesses
-from mrl.processes.memory_use import footprint_of
+from mrl.processes.memory_use import process_values
 from mrl.processes.other_hosts import OtherHosts
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import Plan, ProcessSpec
-from mrl.processes.run_files import RunFiles
 from mrl.processes.trackers import FINISH_S, Trackers
 from mrl.processes.unit_node import lease_units
 from mrl.records.codec import decode, encode
 from mrl.records.host_messages import HostReport, InboxRecord, inbox_decoder
-from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, TelemetryRecord
+from mrl.records.telemetry_messages import HeartbeatRecord, MetricsRecord, SampleRecord, SpansRecord, TelemetryRecord
 from mrl.transport.endpoints import publish_endpoint
 from mrl.transport.grants import Grant
 from mrl.transport.keys import create_keys
-from mrl.transport.server import Incoming, ServerSocket
+from mrl.transport.server import ServerSocket
 
 TURN_S = 0.1
 MEMORY_EVERY_S = 5.0
@@ -47,16 +47,6 @@ SIGNALLED = 128
 """Exit code of a run that a signal ended: this plus the signal's number."""
 STOPPED = 3
 """Exit code of a run that `mrl stop` ended."""
-
-
-class TelemetryInbox(Protocol):
-    """Socket at which telemetry arrives; `mrl.transport.server.ServerSocket` in a run."""
-
-    def receive(self, timeout_s: float) -> list[Incoming]:
-        """Wait at most `timeout_s`, then return the messages that have arrived."""
-
-    def send(self, client: bytes, body: bytes) -> bool:
-        """Send a message to one client; return False when the client is gone."""
 
 
 def open_inbox(folder: RunFolder, host: str, processes: Iterable[ProcessSpec]) -> ServerSocket:
@@ -91,6 +81,30 @@ def may_send(grant: Grant, record: InboxRecord) -> bool:
     return is_own_role and grant.policy in ("", record.policy)
 
 
+class RunFiles:
+    """Writers of a run's telemetry; each record goes to the file of its kind."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._metrics = MetricsWriter(folder.metrics_jsonl)
+        self._samples = SampleWriter(folder.rollouts)
+        self._timeline = TimelineWriter(folder.timeline_jsonl)
+        self.left = UnconfirmedMetricsReader(folder.unheard, folder.metrics_jsonl)
+
+    def write(self, record: TelemetryRecord) -> None:
+        """Write one record. Raises RecordError when it names a place outside its folder, OSError on a full disk."""
+        match record:
+            case SampleRecord():
+                self._samples.write(record)
+            case SpansRecord():
+                self._timeline.write(record)
+            case HeartbeatRecord() | MetricsRecord():
+                self._metrics.write(record)
+
+    def close(self) -> None:
+        """Write out what is buffered. Raises OSError, also for what could not be written before."""
+        self._metrics.close()
+
+
 class Supervisor:
     """Runs one plan to its end. `run` returns the exit code; `reason` then says why the run ended, "" on success."""
 
@@ -100,13 +114,14 @@ class Supervisor:
         folder: RunFolder,
         plan: Plan,
         *,
-        inbox: TelemetryInbox,
+        inbox: ServerSocket,
         display: Display,
         forks: ForkServer | None = None,
     ) -> None:
         self._folder, self._inbox, self._display = folder, inbox, display
         self._policies = set(config.policies)
-        self._attempt = start_attempt(folder)
+        self.attempt = start_attempt(folder)
+        """Folder of this attempt's logs."""
         clear_requests(folder.path)
         self._lifecycle = Lifecycle(
             learners=plan.learners,
@@ -119,7 +134,7 @@ class Supervisor:
             table=config.supervision,
             is_sync=config.run.sync,
             lifecycle=self._lifecycle,
-            attempt=self._attempt,
+            attempt=self.attempt,
             crash=folder.crash,
             told=display,
             forks=forks,
@@ -138,25 +153,19 @@ class Supervisor:
             closing=self._closing,
         )
         self._hosts = OtherHosts(
-            plan, config.launch, self._lifecycle, display, attempt=self._attempt.name, now_s=time.monotonic()
+            plan, config.launch, self._lifecycle, display, attempt=self.attempt.name, now_s=time.monotonic()
         )
         self._files = RunFiles(folder)
-        self._trackers = Trackers(config, folder, self._attempt)
+        self._trackers = Trackers(config, folder, self.attempt)
         self._signals: list[int] = []
         self._measure_s = self._look_s = 0.0
         self._newest_step = 0
         self.peak_pss_mib = 0.0
-        self.num_malformed = 0
 
     @property
     def reason(self) -> str:
         """Reason of the run's end; "" when all learners were done."""
         return self._lifecycle.reason
-
-    @property
-    def attempt(self) -> Path:
-        """Folder of this attempt's logs."""
-        return self._attempt
 
     def run(self) -> int:
         """Start the processes, supervise them until the run ends, and leave no process behind, whatever happens."""
@@ -201,11 +210,7 @@ class Supervisor:
         self._display.refresh(time.monotonic())
 
     def _disk_reason(self, error: OSError) -> str:
-        cure = (
-            "; free disk space there, then continue with --resume"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else ""
-        )
+        cure = "; free disk space there, then continue with --resume" if error.errno in DISK_FULL else ""
         return f"{error.strerror}: {error.filename or self._folder.path}{cure}"
 
     def _take_telemetry(self, _now_s: float) -> None:
@@ -213,11 +218,10 @@ class Supervisor:
             try:
                 record: InboxRecord = decode(body, inbox_decoder)
             except RecordError:
-                self.num_malformed += 1
                 continue
             if not may_send(grant, record):
-                self.num_malformed += 1
-            elif isinstance(record, HostReport):
+                continue
+            if isinstance(record, HostReport):
                 self._inbox.send(client, encode(self._hosts.answer(record, time.monotonic())))
             elif not (isinstance(record, MetricsRecord) and self._files.left.had(record)):
                 self._take(record, time.monotonic())
@@ -229,10 +233,8 @@ class Supervisor:
 
     def _take(self, record: TelemetryRecord, now_s: float) -> None:
         self._display.record(record, now_s)
-        try:
+        with suppress(RecordError):  # it names a place outside its folder
             self._files.write(record)
-        except RecordError:
-            self.num_malformed += 1
         match record:
             case HeartbeatRecord():
                 self._processes.heard(record.role, record.monotonic_s, now_s)
@@ -272,13 +274,8 @@ class Supervisor:
         if now_s < self._measure_s:
             return
         self._measure_s = now_s + MEMORY_EVERY_S
-        footprint = footprint_of(os.getpid())
-        self.peak_pss_mib = max(self.peak_pss_mib, footprint.pss_mib)
-        values = {
-            "process/pss_mib": footprint.pss_mib,
-            "process/count": float(footprint.num_processes),
-            "process/restarts": float(self._processes.num_restarts),
-        }
+        values = process_values(self._processes.num_restarts)
+        self.peak_pss_mib = max(self.peak_pss_mib, values["process/pss_mib"])
         self._take(self._measured(values | self._load.take() | self._trackers.values()), now_s)
 
     def _measured(self, values: dict[str, float]) -> MetricsRecord:

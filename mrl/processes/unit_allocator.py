@@ -59,7 +59,7 @@ def unit_rule(config: RunConfig, units: Sequence[Unit], switch_s: Mapping[str, f
     )
 
 
-def unit_core(config: RunConfig, folder: RunFolder, life: AllocatorState, now_s: float) -> UnitCore:
+def unit_core(config: RunConfig, life: AllocatorState, now_s: float) -> UnitCore:
     """Return the allocator's core for the units and policies of a run.
 
     A host that joins by itself may bring the only units that can serve a policy. Such a policy waits as long as a host
@@ -92,7 +92,7 @@ def serve_units(
 ) -> None:
     """Lease units until told to stop. Raises DeviceError when no unit is left for a policy."""
     life = life_of(folder)
-    core = unit_core(config, folder, life, time.monotonic())
+    core = unit_core(config, life, time.monotonic())
     telemetry.doing("leasing units")
     period_s = min(config.allocation.period_s, config.allocation.ttl_s / 4)
     decide_s, told, counts = 0.0, "", LeaseCounts()

@@ -10,6 +10,9 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
 
 from mrl.allocation.node_guard import Action, NodeGuard, Seen
 from mrl.config.rules.unit_rules import are_in_turns
@@ -25,7 +28,6 @@ from mrl.processes.planning.plan import HOST_ROLE, unit_worker
 from mrl.processes.planning.unit_workers import UNIT, UNIT_POLICY, UNIT_RUN, units_of
 from mrl.processes.sleep_channel import ASLEEP, AWAKE, SLEEP, SLEEPLESS, WAKE
 from mrl.processes.unit_memory import UnitMemory, gpu_models
-from mrl.processes.unit_processes import processes_by
 from mrl.records.codec import encode
 from mrl.records.unit_messages import NodeOrders, NodeReport, node_orders_decoder
 from mrl.transport.requests import RequestLink, Requests
@@ -173,7 +175,7 @@ class UnitNode:
         spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}
         for policy in self._workers[unit].keys() - spared:
             self._end(self._workers[unit][policy])
-        for policy, pids in self._on_unit(unit).items():
+        for policy, pids in processes_on(unit, self._folder.path).items():
             for pid in pids if policy not in spared else ():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -202,7 +204,7 @@ class UnitNode:
         Quiet: every worker sleeps or is reaped, its descendants are gone, and the memory of the GPUs is free. A
         worker's own message alone is no proof that its engine sleeps.
         """
-        found, workers = self._on_unit(unit), self._workers[unit]
+        found, workers = processes_on(unit, self._folder.path), self._workers[unit]
         there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
         asleep = frozenset(policy for policy in there & found.keys() if workers[policy] in self._asleep)
         is_quiet = (there | found.keys()) <= asleep and self._is_given_back(unit, len(asleep))
@@ -213,13 +215,6 @@ class UnitNode:
     def _is_given_back(self, unit: str, num_sleepers: int) -> bool:
         memory = self._memory.get(unit)
         return memory is None or memory.is_given_back(time.monotonic(), num_sleepers=num_sleepers)
-
-    def _on_unit(self, unit: str) -> dict[str, list[int]]:
-        """Return policy -> pids of all its processes on a unit."""
-        return processes_by(UNIT_POLICY, self._mark(unit))
-
-    def _mark(self, unit: str) -> dict[str, str]:
-        return {UNIT: unit, UNIT_RUN: str(self._folder.path.absolute())}
 
     def _report(self, now_s: float, released: Sequence[str]) -> None:
         report = self._guard.report(released, self._failed(now_s))
@@ -243,6 +238,24 @@ class UnitNode:
         if lifecycle.phase != "running":
             return list(learning)
         return [name for name in learning if name in lifecycle.stopped or f"learner/{name}" in lifecycle.done]
+
+
+def processes_on(unit: str, run_folder: Path) -> dict[str, list[int]]:
+    """Return policy -> pids of all its processes on a unit, found by the environment that they were started with.
+
+    Every descendant inherits that environment, also a descendant that leads a session of its own, or whose parent has
+    died. A process that has ended and is not yet reaped does not count: it holds no resources.
+    """
+    started_with = {UNIT: unit, UNIT_RUN: str(run_folder.absolute())}.items()
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:  # of another user, or gone
+            continue
+        if started_with <= environment.items():
+            found.setdefault(environment.get(UNIT_POLICY, ""), []).append(process.pid)
+    return found
 
 
 def _gpus_of(unit: Unit, gpus: Sequence[str]) -> list[str]:

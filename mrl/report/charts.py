@@ -92,7 +92,7 @@ def staleness(data: RunData) -> Figure:
     lines, window = _smooth(data, "staleness/mean_versions")
     for index, name in enumerate(data.policies):
         highest = data.series(name, "staleness/max_versions")
-        lines.append(Line("", index, moving_mean(highest, _window(highest)), dashed=True))
+        lines.append(Line("", index, moving_mean(highest, window_of(highest)), dashed=True))
     drawing = line_chart(lines, Axes(STEP, "staleness (versions)", 0.0))
     note = "Solid: mean of the batch. Dashed: maximum of the batch."
     if window > 1:
@@ -172,7 +172,8 @@ def figure_html(figure: Figure) -> str:
     return f"<figure{kind}><figcaption>{escape(figure.title)}</figcaption>{drawing}{note}</figure>"
 
 
-def _window(points: Points) -> int:
+def window_of(points: Points) -> int:
+    """Return the number of steps over which the mean of a series is drawn; 1 for a short series."""
     return max(5, len(points) // 20) | 1 if len(points) >= 10 else 1
 
 
@@ -180,8 +181,8 @@ def _smooth(data: RunData, metric: str) -> tuple[list[Line], int]:
     lines, widest = [], 1
     for index, name in enumerate(data.policies):
         raw = data.series(name, metric)
-        widest = max(widest, _window(raw))
-        lines.append(Line(name, index, moving_mean(raw, _window(raw)), raw))
+        widest = max(widest, window_of(raw))
+        lines.append(Line(name, index, moving_mean(raw, window_of(raw)), raw))
     return lines, widest
 
 

@@ -162,16 +162,12 @@ class Comparison:
     @property
     def policies(self) -> list[str]:
         """Policies that learn, without the average."""
-        first = next(iter(self.of(self.regimes[0]).values()))
+        first = next(iter(self.outcomes[self.regimes[0]].values()))
         return [name for name in first.curves if name != AVERAGE]
-
-    def of(self, regime: str) -> Mapping[int, RunOutcome]:
-        """Return seed -> outcome of a regime."""
-        return self.outcomes[regime]
 
     def over_seeds(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
         """Return the mean over seeds of `what`, a method of `RunOutcome`: start, end, best or area."""
-        return interval([getattr(outcome, what)(name) for outcome in self.of(regime).values()])
+        return interval([getattr(outcome, what)(name) for outcome in self.outcomes[regime].values()])
 
     def against_baseline(self, regime: str, what: str, name: str = AVERAGE) -> Interval:
         """Return the mean difference of `what` to the baseline, paired by seed; NaN where no seed has both regimes."""
@@ -179,20 +175,20 @@ class Comparison:
 
     def measured(self, regime: str, what: Callable[[RunOutcome], float]) -> Interval:
         """Return the mean of any number of a run, over the seeds that have this number."""
-        return interval([value for one in self.of(regime).values() if not math.isnan(value := what(one))])
+        return interval([value for one in self.outcomes[regime].values() if not math.isnan(value := what(one))])
 
     def measured_against_baseline(self, regime: str, what: Callable[[RunOutcome], float]) -> Interval:
         """Return the mean difference of a number to the baseline, paired by seed, where both runs have the number."""
         found = (what(one) - what(other) for one, other in self._pairs(regime))
         return interval([value for value in found if not math.isnan(value)])
 
-    def p_values(self, what: str = "end") -> dict[str, float]:
-        """Return regime -> p-value of a paired two-sided t-test against the baseline, for all other regimes.
+    def p_values(self) -> dict[str, float]:
+        """Return regime -> p-value of a paired two-sided t-test of the end against the baseline, for all others.
 
         NaN where fewer than two seeds have both regimes, and where `p_value` returns NaN.
         """
         others = [regime for regime in self.regimes if regime != self.baseline]
-        return {regime: p_value(self._differences(regime, what, AVERAGE)) for regime in others}
+        return {regime: p_value(self._differences(regime, "end", AVERAGE)) for regime in others}
 
     def _differences(self, regime: str, what: str, name: str) -> list[float]:
         return [getattr(one, what)(name) - getattr(other, what)(name) for one, other in self._pairs(regime)]
@@ -200,11 +196,11 @@ class Comparison:
     def _pairs(self, regime: str) -> list[tuple[RunOutcome, RunOutcome]]:
         """Outcomes (of the regime, of the baseline), for every seed that both have."""
         base = self.outcomes.get(self.baseline, {})
-        return [(one, base[seed]) for seed, one in self.of(regime).items() if seed in base]
+        return [(one, base[seed]) for seed, one in self.outcomes[regime].items() if seed in base]
 
     def spent(self, regime: str, field: str) -> float:
         """Return the mean over seeds of a field of `RunOutcome`."""
-        return mean(getattr(outcome, field) for outcome in self.of(regime).values())
+        return mean(getattr(outcome, field) for outcome in self.outcomes[regime].values())
 
     def paired_spent(self, regime: str, field: str) -> tuple[float, float]:
         """Return means of a field (of the regime, of the baseline) over seeds that both have; NaN without any."""
@@ -213,7 +209,7 @@ class Comparison:
 
     def mean_curve(self, regime: str, name: str = AVERAGE) -> dict[int, Interval]:
         """Return step -> mean accuracy over seeds, at steps that every seed has."""
-        curves = [outcome.curves[name] for outcome in self.of(regime).values()]
+        curves = [outcome.curves[name] for outcome in self.outcomes[regime].values()]
         steps = sorted(set.intersection(*(set(curve) for curve in curves)))
         return {step: interval([curve[step] for curve in curves]) for step in steps}
 

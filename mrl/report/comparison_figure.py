@@ -51,7 +51,7 @@ def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
         colour, dashes = colour_of(place).light, "--" if regime == comparison.baseline else "-"
         means = [one.mean for one in found]
         axes.plot(steps, means, dashes, marker=MARKS[place % len(MARKS)], ms=4, lw=1.6, color=colour, label=regime)
-        outcomes = comparison.of(regime).values()
+        outcomes = comparison.outcomes[regime].values()
         if len(outcomes) >= MIN_BAND_SEEDS:
             low, high = [max(0.0, one.low) for one in found], [min(1.0, one.high) for one in found]
             axes.fill_between(steps, low, high, color=colour, alpha=0.10)
@@ -59,7 +59,7 @@ def _draw(axes: Axes, comparison: Comparison, name: str) -> None:
             for outcome in outcomes:
                 of_seed = outcome.curves[name]
                 axes.plot(list(of_seed), list(of_seed.values()), dashes, lw=0.6, color=colour, alpha=0.45)
-    numbers = {len(comparison.of(regime)) for regime in comparison.regimes}
+    numbers = {len(comparison.outcomes[regime]) for regime in comparison.regimes}
     axes.set_title("average of the policies" if name == AVERAGE else name)
     axes.set_xlabel("step")
     if name == AVERAGE:

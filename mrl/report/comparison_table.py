@@ -6,9 +6,9 @@ from typing import Any
 
 from mrl.records.evaluation_file import EvaluationFile
 from mrl.records.evaluation_messages import Estimate, EvaluationResult, Together
-from mrl.report.comparing.beyond_table import beyond_grids, beyond_json, measures_of
+from mrl.report.comparing.beyond_table import beyond_grids, beyond_json, interval_json, known_or_none, measures_of
 from mrl.report.comparing.grid import NOTHING, Grid, plus_minus, signed_interval
-from mrl.report.comparison import AVERAGE, Comparison, Interval, holm
+from mrl.report.comparison import AVERAGE, Comparison, holm
 
 SHOWN = ("start", "end", "best", "area")
 """Numbers of a learning curve that tables show; methods of `RunOutcome`."""
@@ -29,10 +29,10 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         regime: {
             "average": _told(comparison, regime, AVERAGE),
             "policies": {name: _told(comparison, regime, name) for name in comparison.policies},
-            "end_against_baseline": _pair(comparison.against_baseline(regime, "end")),
-            "area_against_baseline": _pair(comparison.against_baseline(regime, "area")),
-            "p": _known(p_values.get(regime, math.nan)),
-            "p_holm": _known(adjusted.get(regime, math.nan)),
+            "end_against_baseline": interval_json(comparison.against_baseline(regime, "end")),
+            "area_against_baseline": interval_json(comparison.against_baseline(regime, "area")),
+            "p": known_or_none(p_values.get(regime, math.nan)),
+            "p_holm": known_or_none(adjusted.get(regime, math.nan)),
             "beyond_accuracy": beyond_json(comparison, regime),
             "seeds": {
                 str(seed): {
@@ -45,9 +45,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                     "wall_s": outcome.wall_s,
                     "scored_tokens": outcome.scored_tokens,
                     "passed_tokens": outcome.passed_tokens,
-                    "beyond_accuracy": {name: _known(value) for name, value in measures_of(outcome).items()},
+                    "beyond_accuracy": {name: known_or_none(value) for name, value in measures_of(outcome).items()},
                 }
-                for seed, outcome in comparison.of(regime).items()
+                for seed, outcome in comparison.outcomes[regime].items()
             },
         }
         for regime in comparison.regimes
@@ -140,7 +140,7 @@ def _spent(comparison: Comparison, regime: str) -> list[str]:
 
 def seeds_told(comparison: Comparison) -> str:
     """Describe how many seeds every regime has: one number where all have as many."""
-    numbers = {regime: len(comparison.of(regime)) for regime in comparison.regimes}
+    numbers = {regime: len(comparison.outcomes[regime]) for regime in comparison.regimes}
     if len(set(numbers.values())) == 1:
         return f"{next(iter(numbers.values()))} each"
     return ", ".join(f"{regime} {number}" for regime, number in numbers.items())
@@ -153,16 +153,7 @@ def _difference(comparison: Comparison, regime: str, what: str) -> str:
 
 
 def _told(comparison: Comparison, regime: str, name: str) -> dict[str, dict[str, float | None]]:
-    return {what: _pair(comparison.over_seeds(regime, what, name)) for what in SHOWN}
-
-
-def _pair(found: Interval) -> dict[str, float | None]:
-    """JSON form of an interval, with null for NaN, which JSON lacks."""
-    return {"mean": _known(found.mean), "half": _known(found.half)}
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    return {what: interval_json(comparison.over_seeds(regime, what, name)) for what in SHOWN}
 
 
 def evaluation_grids(evaluation: EvaluationFile) -> list[Grid]:

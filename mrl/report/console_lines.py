@@ -15,7 +15,7 @@ def step_line(record: MetricsRecord, steps: int) -> str | None:
     Example: `qwen step 12/320 reward 0.41 loss -0.013 stale 1.2/2 rescues 7 tok/s 5.1k wait 0.05s`. `stale` is the mean
     and the maximum of staleness in versions, `tok/s` counts trained tokens, `wait` is the time without own groups.
     """
-    if kind_of(record.role) != "learner" or not is_step(record):
+    if not is_step(record.role, record.values):
         return None
     get = record.values.get
     return (

@@ -6,6 +6,7 @@ where there is room. A run with episodes shows one at the bottom, as a conversat
 the flow take turns.
 """
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mrl.report.console_lines import doing, state
-from mrl.report.number_format import count, elapsed, fixed, is_missing, percent, seconds, signed, size, sparkline
+from mrl.report.number_format import count, elapsed, fixed, percent, seconds, signed, size, sparkline
 from mrl.report.palette import colour_of
 from mrl.report.progress import PolicyProgress, Progress, RoleSign, kind_of
 from mrl.report.samples.live_episode import episode_text
@@ -24,6 +25,7 @@ from mrl.report.samples.live_episode import episode_text
 WIDE = 118
 MEDIUM = 96
 LOW = 28
+BAR_CELLS = 8
 EPISODE_LINES, LEAST_EPISODE_LINES = 10, 5
 QUIET_S = 3.0
 """Age in seconds of a heartbeat from which it is coloured; the role is called silent later."""
@@ -177,7 +179,7 @@ class LiveView:
             table.add_row(
                 Text.assemble(self._name(source), (" → ", "dim"), self._name(receiver)),
                 count(flow.get("records")),
-                _bar(flow.get("hit_rate"), 8).append(f" {percent(flow.get('hit_rate')):>4}", "default"),
+                _bar(flow.get("hit_rate")).append(f" {percent(flow.get('hit_rate')):>4}", "default"),
                 Text.assemble(fixed(flow.get("age_versions"), 1), (" v", "dim")),
                 size(flow.get("bytes")),
             )
@@ -251,9 +253,10 @@ def _table(title: str = "") -> Table:
     )
 
 
-def _bar(share: float | None, cells: int) -> Text:
-    filled = 0 if is_missing(share) else round(max(0.0, min(1.0, share or 0.0)) * cells)
-    return Text.assemble(("━" * filled, "green"), ("─" * (cells - filled), "dim"))
+def _bar(share: float | None) -> Text:
+    known = share if share is not None and math.isfinite(share) else 0.0
+    filled = round(max(0.0, min(1.0, known)) * BAR_CELLS)
+    return Text.assemble(("━" * filled, "green"), ("─" * (BAR_CELLS - filled), "dim"))
 
 
 def _cut(text: str, width: int) -> str:

@@ -6,11 +6,6 @@ from itertools import pairwise
 MISSING = "-"
 
 
-def is_missing(value: float | None) -> bool:
-    """Whether `value` is no finite number."""
-    return value is None or not math.isfinite(value)
-
-
 def fixed(value: float | None, digits: int = 2) -> str:
     """Return a number with `digits` decimals, without a negative zero: 0.41."""
     if value is None or not math.isfinite(value):

@@ -32,10 +32,10 @@ from mrl.report.tables import (
     load_table,
     sample_table,
     together_table,
+    unjudged_table,
 )
 from mrl.report.timeline_data import Timeline, run_timeline
 from mrl.report.timeline_picture import timeline_html
-from mrl.report.unjudged import unjudged_table
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

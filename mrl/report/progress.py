@@ -149,8 +149,7 @@ class Progress:
             self._of_the_run(record)
             return
         policy = self.policies.setdefault(record.policy, PolicyProgress())
-        kind = kind_of(record.role)
-        if kind == "learner" and is_step(record):
+        if is_step(record.role, record.values):
             self._step(policy, record)
         for name, value in record.values.items():
             if name == "rate/rollout_tokens_s":
@@ -234,10 +233,10 @@ class MissedPeers:
 
 
 def kind_of(role: str) -> str:
-    """Return the kind of a process from its name: "worker" for "worker/qwen/0" or "worker-qwen-0"."""
-    return role.replace("-", "/").partition("/")[0]
+    """Return the kind of a process from its name: "worker" for "worker/qwen/0"."""
+    return role.partition("/")[0]
 
 
-def is_step(record: MetricsRecord) -> bool:
-    """Whether a learner's record reports a whole step, not single metrics between two steps."""
-    return "reward/mean" in record.values or "loss/total" in record.values
+def is_step(role: str, values: Mapping[str, float]) -> bool:
+    """Whether a role's metrics are those of a learner's whole step, not of a moment between two steps."""
+    return kind_of(role) == "learner" and ("reward/mean" in values or "loss/total" in values)

@@ -16,7 +16,7 @@ from mrl.errors import RunFolderError
 from mrl.metrics.jsonl import each_metrics, read_samples
 from mrl.metrics.names import LOST_POINTS
 from mrl.records.evaluation_messages import Estimate, PromptTally
-from mrl.report.progress import ALL_TASKS, kind_of
+from mrl.report.progress import ALL_TASKS, is_step
 
 CAPACITY = {"allocation/slots": "slots", "allocation/held_units": "units"}
 """Metric of a policy's capacity -> kind of capacity that the run leases."""
@@ -134,7 +134,7 @@ def _take_line(data: RunData, line: dict[str, Any]) -> None:
     policy, values, step = str(line.get("policy", "")), line["values"], int(line.get("step", 0))
     if policy and policy not in data.policies:
         data.policies.append(policy)
-    if kind_of(str(line.get("role", ""))) == "learner" and ("reward/mean" in values or "loss/total" in values):
+    if is_step(str(line.get("role", "")), values):
         _take_step(data, policy, step, values)
         if isinstance(line.get("time_unix_s"), int | float):
             data.step_ends.setdefault(policy, []).append((float(line["time_unix_s"]), float(step)))

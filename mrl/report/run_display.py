@@ -15,7 +15,7 @@ from mrl.report.console_lines import accuracy_line, heartbeat_line, missed_note,
 from mrl.report.live import LiveView, Title
 from mrl.report.number_format import fixed, labelled, signed
 from mrl.report.palette import colour_of
-from mrl.report.progress import ALL_TASKS, MissedPeers, Progress, is_step, kind_of
+from mrl.report.progress import ALL_TASKS, MissedPeers, Progress, is_step
 
 
 class RunDisplay:
@@ -31,7 +31,7 @@ class RunDisplay:
     def apply(self, record: TelemetryRecord, now_s: float) -> None:
         """Take in one record that arrived at `now_s`."""
         self.progress.apply(record, now_s)
-        if isinstance(record, MetricsRecord) and kind_of(record.role) == "learner" and is_step(record):
+        if isinstance(record, MetricsRecord) and is_step(record.role, record.values):
             missed = self._peers.take(record.policy, record.step, record.values)
             self._due += [missed_note(one, self._title.regime) for one in missed]
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from html import escape
 
 from mrl.alignment.residual import excess_std_nats
-from mrl.report.charts import STEP, Figure
+from mrl.report.charts import STEP, Figure, window_of
 from mrl.report.number_format import MISSING, count, fixed, percent, signed
 from mrl.report.run_data import RunData
 from mrl.report.svg import Axes, Line, line_chart, moving_mean
+from mrl.report.tables import policy_html
 
 MAX_LINES = 8
 PREFIX = "align/"
@@ -128,9 +129,8 @@ def gap_chart(data: RunData) -> Figure:
     for cost in pair_costs(data)[:MAX_LINES]:
         raw = data.series(cost.receiver, f"{PREFIX}gap_nats_per_byte/{cost.source}")
         points = [(x, 100 * y) for x, y in raw if math.isfinite(y)]
-        window = max(5, len(points) // 20) | 1 if len(points) >= 10 else 1
-        colour = data.policies.index(cost.receiver)
-        lines.append(Line(f"{cost.source[:6]}→{cost.receiver[:6]}", colour, moving_mean(points, window), points))
+        smooth, colour = moving_mean(points, window_of(points)), data.policies.index(cost.receiver)
+        lines.append(Line(f"{cost.source[:6]}→{cost.receiver[:6]}", colour, smooth, points))
     drawing = line_chart(lines, Axes(STEP, "gap (nats per 100 bytes)"))
     note = "Own log-prob of a peer's answer minus the peer's own, in the receiver's colour. 0: equally likely to both."
     return Figure("How unlikely peers' answers are", drawing, note)
@@ -164,7 +164,7 @@ def _row(data: RunData, cost: PairCost) -> str:
     marks = [f"{count(n)} rejected: {name}" for name, n in sorted(cost.reasons.items())]
     marks += [f"{count(n)} without trace: {name}" for name, n in sorted(cost.faults.items())]
     marks += [f"{count(n)} {name}" for name, n in sorted(cost.flags.items())]
-    names = f"{_policy(data, cost.source)} &rarr; {_policy(data, cost.receiver)}"
+    names = f"{policy_html(data, cost.source)} &rarr; {policy_html(data, cost.receiver)}"
     return f"<tr><td>{names}</td>{cells}<td>{escape(', '.join(marks))}</td></tr>"
 
 
@@ -178,9 +178,3 @@ def _floor_and_excess(data: RunData, cost: PairCost) -> tuple[str, str]:
         return "not measurable", MISSING
     std = cost.span_std_nats
     return fixed(floor), MISSING if std is None else fixed(excess_std_nats(std, floor))
-
-
-def _policy(data: RunData, name: str) -> str:
-    if name not in data.policies:
-        return escape(name)
-    return f'<span class="policy c{data.policies.index(name)}">{escape(name)}</span>'

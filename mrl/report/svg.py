@@ -26,7 +26,6 @@ class Line(NamedTuple):
     raw: Points = ()
     dashed: bool = False
     marks: bool = False
-    stepped: bool = False
 
 
 class Axes(NamedTuple):
@@ -192,17 +191,10 @@ def _path(line: Line, frame: Frame) -> str:
                 for (px, py), (x, y) in zip(places, run, strict=True)
             ]
         if len(places) > 1:
-            parts.append(_stroke(places, line.stepped))
+            parts.append("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places))
     kind = "line dashed" if line.dashed else "line"
     path = f'<path class="{kind} c{line.colour}" d="{"".join(parts)}"/>' if parts else ""
     return path + "".join(marks)
-
-
-def _stroke(places: Points, stepped: bool) -> str:
-    first, *rest = places
-    if stepped:
-        return f"M{first[0]:.1f} {first[1]:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in rest)
-    return f"M{first[0]:.1f} {first[1]:.1f}" + "".join(f"L{x:.1f} {y:.1f}" for x, y in rest)
 
 
 def _labels(lines: Sequence[Line], frame: Frame) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from mrl.config.overrides import leaves
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.schema import RunConfig
 from mrl.config.table import Table
@@ -49,13 +50,14 @@ def evaluation_notes(data: RunData) -> str:
         step = min(shares, key=shares.__getitem__, default=0)
         if shares.get(step, 1.0) < 1.0:
             notes.append(
-                f"{_policy(data, policy)}: weights were updated during held-out evaluation. In the worst case, at step "
-                f"{step}, the evaluated version sampled {percent(shares[step])} of the tokens and newer ones the rest."
+                f"{policy_html(data, policy)}: weights were updated during held-out evaluation. In the worst case, at "
+                f"step {step}, the evaluated version sampled {percent(shares[step])} of the tokens and newer ones the "
+                "rest."
             )
         missing = {step: number for step, number in data.missing_answers.get(policy, {}).items() if number}
         if missing:
             told = ", ".join(f"{count(number)} at step {step}" for step, number in sorted(missing.items()))
-            notes.append(f"{_policy(data, policy)}: held-out prompts without an answer: {told}.")
+            notes.append(f"{policy_html(data, policy)}: held-out prompts without an answer: {told}.")
     return "".join(f'<p class="note">{note}</p>' for note in notes)
 
 
@@ -126,7 +128,7 @@ def flow_table(data: RunData) -> str:
     """Return the traffic of every ordered pair of policies."""
     rows = []
     for (source, receiver), flow in sorted(data.flows.items(), key=lambda item: -item[1].get("records", 0.0)):
-        names = f"<td>{_policy(data, source)} &rarr; {_policy(data, receiver)}</td>"
+        names = f"<td>{policy_html(data, source)} &rarr; {policy_html(data, receiver)}</td>"
         numbers = (
             count(flow.get("records")),
             percent(flow.get("hit_rate")),
@@ -192,15 +194,6 @@ def usual_config(config: dict[str, Any]) -> dict[str, Any]:
     return tables
 
 
-def leaves(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return dotted key -> value of everything below a table."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        found |= leaves(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return found
-
-
 def _defaults(kind: Any) -> dict[str, Any]:
     if not (isinstance(kind, type) and issubclass(kind, Table)):
         return {}
@@ -238,13 +231,30 @@ def sample_table(data: RunData, kind: str) -> str:
     return f'<div class="scroll"><table class="samples">{head}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
+def unjudged_table(data: RunData) -> str:
+    """Return the share of answers on which verifiers failed, and the first of every kind of failure; else empty."""
+    shown_samples = [sample for sample in data.samples if sample.get("kind") == "unjudged"]
+    shares = {policy: _mean([y for _, y in data.series(policy, "verify/failed_share")]) for policy in data.policies}
+    if not shown_samples and not any(shares.values()):
+        return ""
+    told = ", ".join(f"{percent(share)} of the answers of {policy}" for policy, share in shares.items() if share)
+    keys = ("policy", "task", "failure", "prompt", "completion")
+    rows = "".join(
+        "<tr>" + "".join(f'<td class="text">{_text(sample.get(key))}</td>' for key in keys) + "</tr>"
+        for sample in shown_samples
+    )
+    head = _head(*keys[:-1], "answer")
+    table = f'<div class="scroll"><table class="samples">{head}<tbody>{rows}</tbody></table></div>' * bool(rows)
+    return f"<p>{escape(f'Verifiers gave no reward for {told}.')}</p>" * bool(told) + table
+
+
 def _accuracy_row(data: RunData, policy: str, index: int, task: str, span: int) -> str:
     points = [(x, y) for x, y in data.accuracies(policy, task) if math.isfinite(y)]
     start = points[0][1] if points else None
     end = points[-1][1] if len(points) > 1 else None
     gain = end - start if start is not None and end is not None else None
     overall = task == ALL_TASKS
-    first = f'<th scope="rowgroup" rowspan="{span}">{_policy(data, policy)}</th>' if overall else ""
+    first = f'<th scope="rowgroup" rowspan="{span}">{policy_html(data, policy)}</th>' if overall else ""
     last = int(points[-1][0]) if end is not None else None
     at_end = labelled(fixed(end), last, data.config.get("run", {}).get("steps"))
     numbers = "".join(map(_number, (fixed(start), at_end, signed(gain))))
@@ -269,10 +279,10 @@ def _dumbbell(start: float | None, end: float | None, colour: int) -> str:
 
 def _sample_row(data: RunData, sample: dict[str, Any], kind: str) -> str:
     reward = sample.get("reward")
-    source = f"<td>{_policy(data, str(sample.get('source', '')))}</td>" if kind == "rescue" else ""
+    source = f"<td>{policy_html(data, str(sample.get('source', '')))}</td>" if kind == "rescue" else ""
     value = float(reward) if isinstance(reward, int | float) else None
     return (
-        f"<tr><td>{_policy(data, str(sample.get('policy', '')))}</td>{_number(str(sample.get('step', '')))}{source}"
+        f"<tr><td>{policy_html(data, str(sample.get('policy', '')))}</td>{_number(str(sample.get('step', '')))}{source}"
         f'<td>{_text(sample.get("task"))}</td><td class="text">{_text(sample.get("prompt"))}</td>'
         f"{_answer_cell(data, sample)}{_number(fixed(value))}</tr>"
     )
@@ -309,7 +319,8 @@ def _text(value: object) -> str:
     return escape(cut.encode("utf-8", "backslashreplace").decode())
 
 
-def _policy(data: RunData, name: str) -> str:
+def policy_html(data: RunData, name: str) -> str:
+    """Return the name of a policy in its colour; escaped alone where the run has no such policy."""
     if name not in data.policies:
         return escape(name)
     return f'<span class="policy c{data.policies.index(name)}">{escape(name)}</span>'

@@ -30,22 +30,6 @@ class LaneRow(NamedTuple):
     y: float
     beside: list[str]
 
-    @property
-    def is_learner(self) -> bool:
-        """Whether the row marks ends of steps."""
-        return self.role.startswith("learner/")
-
-
-class Scale(NamedTuple):
-    """Map from unix time to places in the drawing."""
-
-    extent: Extent
-
-    def x(self, time_s: float) -> float:
-        """Return the horizontal place of a time."""
-        share = (time_s - self.extent.begin_s) / self.extent.duration_s
-        return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
-
 
 def timeline_html(timeline: Timeline, policies: Sequence[str]) -> str:
     """Return drawing and table as HTML; empty text for a run without a timeline."""
@@ -75,7 +59,7 @@ def timeline_drawing(timeline: Timeline, roles: Sequence[str], policies: Sequenc
     places, bottom = _places(timeline, roles, top)
     key, key_height = _key(_kinds(timeline, roles), bottom + AXIS + 14)
     body = [
-        _overview(timeline, roles, policies),
+        _overview(timeline, roles),
         *(_row(timeline, place, policies) for place in places),
         time_axis(timeline.window, timeline.whole.begin_s, bottom, "time since the start of the run (minutes:seconds)"),
         key,
@@ -149,15 +133,14 @@ def _class(kind: str) -> str:
     return f"t{KINDS.index(kind) if kind in KINDS else OTHER_KIND}"
 
 
-def _overview(timeline: Timeline, roles: Sequence[str], policies: Sequence[str]) -> str:
+def _overview(timeline: Timeline, roles: Sequence[str]) -> str:
     parts = []
-    scale = Scale(timeline.whole)
     for number, role in enumerate(roles):
         y = OVERVIEW_ROW * number
         parts.append(text(LEFT - 8, y + 10, role[:20], anchor="end", kind="tick"))
         parts.append(_strips(timeline.bins.get(role, []), timeline.whole.duration_s, y + OVERVIEW_BAR))
     bottom = OVERVIEW_ROW * len(roles)
-    x, end = (scale.x(time_s) for time_s in timeline.window)
+    x, end = (x_of(time_s, timeline.whole) for time_s in timeline.window)
     parts.append(
         f'<rect class="frame" x="{x:.1f}" y="-2" width="{max(2.0, end - x):.1f}" height="{bottom + 2:.1f}" rx="2"/>'
     )
@@ -181,25 +164,24 @@ def _strips(bins: Sequence[dict[str, float]], whole_s: float, floor: float) -> s
 
 
 def _row(timeline: Timeline, place: LaneRow, policies: Sequence[str]) -> str:
-    scale = Scale(timeline.window)
     label = text(LEFT - 8, place.y + 16, place.role[:18], anchor="end", kind=_colour(place.role, policies))
     parts = [label]
     for number, kind in enumerate(["", *place.beside]):
         lane = timeline.lanes.get((place.role, kind))
         y = place.y if not number else place.y + BAR + 1 + BESIDE * (number - 1)
-        parts += [_span(one, scale, y, BESIDE - 1 if number else BAR) for one in (lane.ended if lane else ())]
-    if place.is_learner:
+        parts += [_span(one, timeline.window, y, BESIDE - 1 if number else BAR) for one in (lane.ended if lane else ())]
+    if place.role.startswith("learner/"):
         ends = timeline.step_ends.get(place.role.partition("/")[2], ())
-        parts.append(_steps(ends, scale, place.y))
+        parts.append(_steps(ends, timeline.window, place.y))
     return "".join(parts)
 
 
-def _span(span: EndedSpan, scale: Scale, y: float, height: float) -> str:
+def _span(span: EndedSpan, window: Extent, y: float, height: float) -> str:
     kind, whom, is_wait = span.activity
     if kind in NOT_DRAWN:
         return ""
-    x = scale.x(span.began_s)
-    width = scale.x(span.ended_s) - x
+    x = x_of(span.began_s, window)
+    width = x_of(span.ended_s, window) - x
     name = "waited" if is_wait else f"did {_class(kind)}"
     title = f"<title>{escape(_waited(kind, whom))} {span.duration_s:.2f} s</title>" if width >= 1 else ""
     shape = f'<rect class="{name}" x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height:g}">{title}</rect>'
@@ -214,12 +196,12 @@ def _inside(x: float, y: float, width: float, what: str, whom: str) -> str:
     return ""
 
 
-def _steps(ends: Sequence[tuple[float, float]], scale: Scale, y: float) -> str:
+def _steps(ends: Sequence[tuple[float, float]], window: Extent, y: float) -> str:
     parts, free_x = [], -math.inf
     for time_s, step in ends:
-        if not scale.extent.begin_s <= time_s <= scale.extent.end_s:
+        if not window.begin_s <= time_s <= window.end_s:
             continue
-        x, words = scale.x(time_s), f"{step:g}"
+        x, words = x_of(time_s, window), f"{step:g}"
         parts.append(f'<line class="step" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4:.1f}" y2="{y + BAR + 2:.1f}"/>')
         if x >= free_x:
             parts.append(text(x, y - 6, words, anchor="middle", kind="tick"))
@@ -227,13 +209,19 @@ def _steps(ends: Sequence[tuple[float, float]], scale: Scale, y: float) -> str:
     return "".join(parts)
 
 
+def x_of(time_s: float, extent: Extent) -> float:
+    """Return the horizontal place of a unix time in a drawing of a stretch of time."""
+    share = (time_s - extent.begin_s) / extent.duration_s
+    return LEFT + min(1.0, max(0.0, share)) * (WIDTH - LEFT - RIGHT)
+
+
 def time_axis(extent: Extent, zero_s: float, y: float, label: str) -> str:
     """Draw an axis with ticks of the time since `zero_s`."""
-    scale, parts = Scale(extent), [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>']
+    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>']
     step_s = next((step for step in TICKS_S if extent.duration_s / step <= MAX_TICKS), TICKS_S[-1])
     first, last = math.ceil((extent.begin_s - zero_s) / step_s), math.floor((extent.end_s - zero_s) / step_s)
     for number in range(first, last + 1):
-        x = scale.x(zero_s + number * step_s)
+        x = x_of(zero_s + number * step_s, extent)
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{y:.1f}" y2="{y + 4:.1f}"/>')
         parts.append(text(x, y + 16, elapsed(number * step_s), anchor="middle", kind="tick"))
     if label:

@@ -713,7 +713,7 @@ def test_nothing_is_done_beside_a_live_run(
         release()
     line = capsys.readouterr().err
     assert f"runs/small: the run is still running; got 'supervisor pid {os.getpid()}'; cure: run `mrl stop " in line
-    assert files_in(place) - before <= {folder.lock}
+    assert files_in(place) - before <= {folder.path / "lock"}
 
 
 def test_a_busy_port_is_said_before_anything_is_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

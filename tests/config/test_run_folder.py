@@ -283,7 +283,7 @@ def test_a_deleted_lock_lets_nobody_in(tmp_path: Path) -> None:
     """The folder itself is locked; without it another one is found under the lock's name."""
     folder = create_run_folder(config_in(tmp_path))
     release = lock_run_folder(folder)
-    folder.lock.unlink()
+    (folder.path / "lock").unlink()
     with pytest.raises(RunFolderError, match="still running"):
         lock_run_folder(folder)
     release()

@@ -42,12 +42,13 @@ def test_every_allocator_of_a_run_has_a_number_of_its_own(tmp_path: Path) -> Non
 DAMAGED = [
     b"",
     b"{",
-    b'{"life": 0}',
-    b'{"life": "2"}',
-    b'{"life": 2, "run": "other"}',
+    b'{"life": 2}',
+    b'{"life": 0, "run_key": "k"}',
+    b'{"life": "2", "run_key": "k"}',
+    b'{"life": 2, "run_key": "k", "run": "other"}',
     b'{"life": 2, "run_key": "\xff"}',
-    b'{"life": 2, "switch_s": {"qwen": -1}}',
-    b'{"life": %d}' % (MAX_LIFE + 1),
+    b'{"life": 2, "run_key": "k", "switch_s": {"qwen": -1}}',
+    b'{"life": %d, "run_key": "k"}' % (MAX_LIFE + 1),
 ]
 
 
@@ -62,16 +63,6 @@ def test_a_count_that_cannot_be_read_is_one_clear_line(tmp_path: Path, content: 
     assert "\n" not in str(raised.value)
     assert "cure: delete this file while the run is not running" in str(raised.value)
     assert (tmp_path / "allocator.json").read_bytes() == content
-
-
-def test_a_count_that_names_no_run_is_taken_for_this_runs(tmp_path: Path) -> None:
-    """And names it from then on."""
-    file = tmp_path / "allocator.json"
-    file.write_text('{"life": 6}')
-    assert new_allocator_state(file, KEY).number == 7
-    with pytest.raises(RunFolderError):
-        new_allocator_state(file, KEY.upper())
-    assert new_allocator_state(file, KEY).number == 8
 
 
 def test_the_count_of_another_run_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from mrl.models.device_memory import enough_memory
 from mrl.plugins import MODULES
 from mrl.processes import role_runtime, worker
 from mrl.processes.planning.time_sharing import TURN_DEVICES
-from mrl.processes.run_files import RunFiles
+from mrl.processes.supervisor import RunFiles
 from mrl.records.codec import decode
 from mrl.records.host_messages import inbox_decoder
 from mrl.records.rollouts import MAX_GROUP_BYTES

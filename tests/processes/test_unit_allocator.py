@@ -53,7 +53,7 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
 ) -> None:
     """After ten minutes, or when hosts that join by themselves would not be awaited any longer. The loop looks."""
     config, folder, keys = run_of_one_unit(tmp_path, **launch)
-    core = unit_core(config, folder, life_of(folder), 0.0)
+    core = unit_core(config, life_of(folder), 0.0)
     unit = UnitReport(unit="cpu:0", epoch=0, failed_policy="qwen", cleared_epoch=2**50)
     for turn in range(round(bound_s) + 2):
         core.handle(
@@ -75,7 +75,7 @@ def test_a_policy_whose_units_all_fail_ends_the_run_in_one_line(
 def test_the_start_of_an_engine_begins_with_its_first_turn(tmp_path: Path) -> None:
     """Before that its worker may say for however long that it waits; only then is its silence bounded, and timed."""
     config, folder, _ = run_of_one_unit(tmp_path)
-    core = unit_core(config, folder, life_of(folder), 0.0)
+    core = unit_core(config, life_of(folder), 0.0)
     life, row = core.orders(NodeReport(host="", life=0, units=[])).life, core.table.rows["cpu:0"]
     core.handle(NodeReport(host="", life=life, units=[UnitReport(unit="cpu:0", epoch=0, cleared_epoch=2**50)]), 0.0)
 
@@ -107,7 +107,7 @@ def test_the_start_of_an_engine_begins_with_its_first_turn(tmp_path: Path) -> No
 def test_the_loop_hands_on_how_long_switching_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the next allocator, in `allocator.json`."""
     config, folder, keys = run_of_one_unit(tmp_path)
-    core = unit_core(config, folder, life_of(folder), 0.0)
+    core = unit_core(config, life_of(folder), 0.0)
     core.rule.add_switch("qwen", 7.0)
     core._settings = replace(core._settings, unserved_s=-1.0)  # ends the loop after its first turn
     monkeypatch.setattr(unit_allocator, "unit_core", lambda *_: core)

@@ -20,7 +20,6 @@ from mrl.processes.planning import restarts
 from mrl.processes.planning.lifecycle import Lifecycle
 from mrl.processes.planning.plan import ProcessSpec, unit_worker
 from mrl.processes.unit_memory import gpu_models, read_used_mib, used_gpu_mib
-from mrl.processes.unit_processes import processes_by
 from mrl.records.codec import decode, decoder, encode
 from mrl.records.unit_messages import NodeOrders, NodeReport, UnitOrder, UnitReport
 from mrl.transport.endpoints import publish_endpoint
@@ -162,8 +161,7 @@ class Node:
 
     def on_unit(self) -> list[int]:
         """Processes on the unit that have become what they are to be."""
-        variables = {"MRL_UNIT": self.unit, "MRL_UNIT_RUN": str((self.folder / "runs" / "r").absolute())}
-        ours = processes_by("MRL_UNIT_POLICY", variables).values()
+        ours = unit_node.processes_on(self.unit, self.folder / "runs" / "r").values()
         return [pid for pids in ours for pid in pids if self._has_become_what_it_is(pid)]
 
     @staticmethod

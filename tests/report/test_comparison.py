@@ -82,7 +82,7 @@ def test_differences_are_paired_by_seed():
 def test_p_values_are_those_of_a_paired_t_test():
     """As scipy has them; one seed says nothing, nor do differences that are equal, but for those of nothing."""
     found = comparison()
-    ends = [[one.end() for one in found.of(regime).values()] for regime in ("sgt", "independent")]
+    ends = [[one.end() for one in found.outcomes[regime].values()] for regime in ("sgt", "independent")]
     assert found.p_values() == pytest.approx({"sgt": stats.ttest_rel(*ends).pvalue}, rel=1e-9)
     assert p_value([0.0, 0.0]) == p_value([1e-17, -1e-17]) == 1.0
     for unknown in ([0.3], [0.25, 0.25], [0.3 - 0.2, 0.1, 0.4 - 0.3]):

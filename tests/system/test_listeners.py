@@ -4,7 +4,6 @@ import contextlib
 import ipaddress
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +46,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     (tmp_path / "rank.py").write_text(RANK)
 
     def launch(life: str) -> subprocess.Popen[bytes]:
-        argv = torchrun_argv(rendezvous, python=sys.executable, policy="a", processes=RANKS)
+        argv = torchrun_argv(rendezvous, policy="a", processes=RANKS)
         argv = (*(word.replace(LIFE, life) for word in argv), str(tmp_path / "rank.py"), str(tmp_path))
         variables = {**os.environ, **environment(1), **torchrun_environment(RANKS), "PYTHONPATH": str(ROOT)}
         variables |= {LOCAL_FOLDER: str(rendezvous)}

@@ -170,7 +170,7 @@ class Host:
         return [path.name for path in (self.scratch / "violations").iterdir()]
 
     def _allocator(self) -> ProcessSpec:
-        argv = role_argv("allocator", self.run.path, python=sys.executable)
+        argv = role_argv("allocator", self.run.path)
         return ProcessSpec(name="allocator", role="allocator", policy="", index=0, argv=argv, env=environment(1))
 
     def _learner(self, policy: str) -> ProcessSpec:

@@ -88,7 +88,7 @@ class AllocatorProcess:
         self._process, self._run = process, run
         life = new_allocator_state(run.folder.path / "allocator.json", "key")
         run.witness.note_life(life.number)
-        self._core, self._life = unit_core(run.config, run.folder, life, process.now_s()), life
+        self._core, self._life = unit_core(run.config, life, process.now_s()), life
         self._server = run.network.listen(process, "allocator", self._on_message)
         self._decide_s = 0.0
 

@@ -2,13 +2,7 @@
 
 from collections.abc import Sequence
 
-from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
-
-
-def check_evaluation(config: RunConfig) -> None:
-    """Raises ConfigError for pass@k of more answers than there are."""
-    check_draws(config.evaluation.samples, config.evaluation.k, key="evaluation.k")
 
 
 def check_draws(samples: int, ks: Sequence[int], *, key: str) -> None:

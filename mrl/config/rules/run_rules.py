@@ -4,7 +4,7 @@ from typing import get_args
 
 from mrl.config.policy_tables import ObjectiveTable
 from mrl.config.rules.agent_rules import check_agent_tables
-from mrl.config.rules.evaluation_rules import check_evaluation
+from mrl.config.rules.evaluation_rules import check_draws
 from mrl.config.rules.policy_rules import check_policy
 from mrl.config.rules.reward_rules import check_rewards
 from mrl.config.rules.unit_rules import check_units, may_sleep
@@ -36,7 +36,7 @@ def _check_tables(config: RunConfig) -> None:
     _check_ttl(config)
     _check_exchange(config)
     check_rewards(config)
-    check_evaluation(config)
+    check_draws(config.evaluation.samples, config.evaluation.k, key="evaluation.k")
     if not isinstance(config.sharing.get("regime"), str):
         raise ConfigError(
             "sharing.regime: missing" if "regime" not in config.sharing else "sharing.regime: invalid value",

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ The step may use all cores that its job has on the host. A step that asks for a 
 bound step only one.
 """
 HOST_WORD = "{host}"
+MRL = (sys.executable, "-m", "mrl")
+"""Beginning of the command line of every process of a run, apart from those that torchrun starts."""
 WILDCARDS = ("0.0.0.0", "*")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -61,9 +64,9 @@ def host_environment(host: Host) -> dict[str, str]:
     return {HOST: host.name} | ({ADDRESS: host.address} if host.address else {})
 
 
-def join_argv(host: str, run_folder: Path, remote: Sequence[str], *, python: str) -> tuple[str, ...]:
+def join_argv(host: str, run_folder: Path, remote: Sequence[str]) -> tuple[str, ...]:
     """Return the command by which the first host starts the supervisor of another host."""
-    command = ("env", "-C", os.getcwd(), python, "-m", "mrl", "join", str(run_folder), "--host", host)
+    command = ("env", "-C", os.getcwd(), *MRL, "join", str(run_folder), "--host", host)
     words = tuple(word.replace(HOST_WORD, host) for word in remote)
     # ssh joins its words with spaces and hands them to a shell.
     return (*words, shlex.join(command)) if Path(words[0]).name == "ssh" else (*words, *command)

@@ -31,7 +31,7 @@ def local_folder_of(config: RunConfig) -> Iterator[Path]:
     try:
         made = TemporaryFolder(parent=parent, prefix=PREFIX)
     except OSError as error:
-        raise _refusal(config, parent, f"cannot be used ({error.strerror})") from None
+        raise _refusal(parent, f"cannot be used ({error.strerror})") from None
     os.environ[LOCAL_FOLDER] = str(made.path)
     try:
         yield made.path
@@ -50,13 +50,13 @@ def parent_of(config: RunConfig) -> Path:
         parent = Path(config.run.local_folder).expanduser().absolute()
         why = why_not(config, parent)
         if why:
-            raise _refusal(config, parent, why)
+            raise _refusal(parent, why)
         return parent
     candidates = [Path(tempfile.gettempdir()), Path("/tmp")]
     refused = {parent: why_not(config, parent) for parent in candidates}
     usable = [parent for parent, why in refused.items() if not why]
     if not usable:
-        raise _refusal(config, candidates[-1], refused[candidates[-1]])
+        raise _refusal(candidates[-1], refused[candidates[-1]])
     return usable[0]
 
 
@@ -72,7 +72,7 @@ def why_not(config: RunConfig, parent: Path) -> str:
     return f"socket paths would be {too_many} bytes over the limit of {MAX_IPC_PATH_BYTES}" * (too_many > 0)
 
 
-def _refusal(config: RunConfig, parent: Path, why: str) -> ConfigError:
+def _refusal(parent: Path, why: str) -> ConfigError:
     return ConfigError(
         f"run.local_folder: {why}",
         got=str(parent),

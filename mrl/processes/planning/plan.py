@@ -6,7 +6,6 @@ workers may live on others. The first host has the daemons. Its supervisor start
 """
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from mrl.errors import ConfigError
 from mrl.learner.ranks.rank_place import LEARNER_HOSTS, LEARNER_PLACE
 from mrl.parent_death import CORES
 from mrl.processes.planning.devices import visible_gpus
-from mrl.processes.planning.hosts import Host, host_environment, join_argv
+from mrl.processes.planning.hosts import MRL, Host, host_environment, join_argv
 from mrl.processes.planning.placement import Key, ProcessPlacement, least_gpus, most_gpus, seats
 from mrl.processes.planning.time_sharing import check_turns, turn_environment
 from mrl.processes.planning.torchrun import (
@@ -128,7 +127,6 @@ def build_plan(
     hosts: Sequence[Host] = (),
     here: str = "",
     remote: Sequence[str] = (),
-    python: str = sys.executable,
 ) -> Plan:
     """Return the plan of a run in `run_folder`.
 
@@ -142,16 +140,16 @@ def build_plan(
     check_turns(config, [host.name for host in hosts])
     shown, gpus = gpus, not_leased(config, gpus, here, is_first=here == first)
     seated = _seats(config, [host.name for host in hosts], here=here, shown=shown)
-    specs = [_daemon("exchange", run_folder, python), _daemon("allocator", run_folder, python)]
+    specs = [_daemon("exchange", run_folder), _daemon("allocator", run_folder)]
     if config.has_gateway:
-        specs.append(_daemon("gateway", run_folder, python))
+        specs.append(_daemon("gateway", run_folder))
     for (role, name, index), seat in sorted(seated.items(), key=lambda item: (item[0][0], *_order(config, item[0]))):
         own = _gpus_of(seat, gpus, here, name)
         if role == "learner":
             reach, policy = _reach(config, name, index, seated), config.policies[name]
-            specs.append(_learner(name, policy, index, run_folder=run_folder, python=python, gpus=own, reach=reach))
+            specs.append(_learner(name, policy, index, run_folder=run_folder, gpus=own, reach=reach))
         else:
-            specs.append(_worker(name, config.policies[name], index, run_folder=run_folder, python=python, gpus=own))
+            specs.append(_worker(name, config.policies[name], index, run_folder=run_folder, gpus=own))
     by_name = {host.name: host for host in hosts}
     placed = []
     for spec in specs:
@@ -160,15 +158,15 @@ def build_plan(
         placed.append(replace(spec, host=at, env=spec.env | own_host | turn_environment(config, spec)))
     plan = Plan(tuple(placed), tuple(hosts), unit_hosts(config, [host.name for host in hosts]))
     joins = [
-        _join(by_name[name], run_folder, remote, python, is_spared=plan.spares(name))
+        _join(by_name[name], run_folder, remote, is_spared=plan.spares(name))
         for name in (plan.other_hosts if remote else ())
     ]
-    leased = _leased(config, run_folder, shown, python, first=first, here=here)
+    leased = _leased(config, run_folder, shown, first=first, here=here)
     return replace(plan, joins=tuple(joins), leased=tuple(leased))
 
 
 def _leased(
-    config: RunConfig, run_folder: Path, gpus: Sequence[str], python: str, *, first: str, here: str
+    config: RunConfig, run_folder: Path, gpus: Sequence[str], *, first: str, here: str
 ) -> Iterator[ProcessSpec]:
     """Yield the workers that leases may start; GPUs of another host are named by the plan made there."""
     for unit in parse_units(config.allocation.units):
@@ -176,7 +174,7 @@ def _leased(
         shown = gpus if host == here else ()
         for name in config.learning:
             if unit.name in fitting_units(config, name):
-                spec = unit_worker(config, run_folder, unit, policy=name, epoch=0, gpus=shown, python=python)
+                spec = unit_worker(config, run_folder, unit, policy=name, epoch=0, gpus=shown)
                 yield replace(spec, host=host)
 
 
@@ -259,17 +257,11 @@ def _broadcasts_far(config: RunConfig, policy: str, seated: Mapping[Key, Process
     return config.policies[policy].rollout.weights == "broadcast" and len(hosts) > 1
 
 
-def role_argv(role: Role, run_folder: Path, *, python: str, policy: str = "", index: int = 0) -> tuple[str, ...]:
+def role_argv(role: Role, run_folder: Path, *, policy: str = "", index: int = 0) -> tuple[str, ...]:
     """Return the command of one role process."""
     whose = ("--policy", policy) if policy else ()
     place = ("--index", str(index)) if policy or index else ()
-    return (python, "-m", "mrl", role, "--run-folder", str(run_folder), *whose, *place)
-
-
-def learner_argv(run_folder: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
-    """Return the command of one learner on this host; `LIFE` and `LOCAL` in it are filled in at every start."""
-    torchrun = torchrun_argv(Path(LOCAL), python=python, policy=policy, processes=processes)
-    return (*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", policy)
+    return (*MRL, role, "--run-folder", str(run_folder), *whose, *place)
 
 
 def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
@@ -284,19 +276,19 @@ def environment(threads: int, gpus: Sequence[str] = ()) -> dict[str, str]:
     return variables | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
-def _join(host: Host, run_folder: Path, remote: Sequence[str], python: str, *, is_spared: bool) -> ProcessSpec:
+def _join(host: Host, run_folder: Path, remote: Sequence[str], *, is_spared: bool) -> ProcessSpec:
     return ProcessSpec(
         name=f"{HOST_ROLE}/{host.name}",
         role=HOST_ROLE,
         policy="",
         index=0,
-        argv=join_argv(host.name, run_folder, remote, python=python),
+        argv=join_argv(host.name, run_folder, remote),
         restart="spared" if is_spared else "always",
     )
 
 
-def _daemon(role: Literal["exchange", "allocator", "gateway"], run_folder: Path, python: str) -> ProcessSpec:
-    argv = role_argv(role, run_folder, python=python)
+def _daemon(role: Literal["exchange", "allocator", "gateway"], run_folder: Path) -> ProcessSpec:
+    argv = role_argv(role, run_folder)
     return ProcessSpec(name=role, role=role, policy="", index=0, argv=argv, env=environment(1))
 
 
@@ -306,12 +298,12 @@ def _learner(
     index: int,
     *,
     run_folder: Path,
-    python: str,
     gpus: tuple[str, ...],
     reach: Mapping[str, str],
 ) -> ProcessSpec:
     """Return the process with a learner's ranks on one of its hosts; its name is that of the first of these ranks."""
     folder, per_host = RunFolder(run_folder), policy.learner.ranks_per_host
+    torchrun = torchrun_argv(Path(LOCAL), policy=name, processes=per_host)  # `LIFE`, `LOCAL`: filled in at every start
     env = {**environment(policy.learner.threads, gpus), **reach}
     if policy.device == "cuda":
         env |= nccl_environment(folder.crash, name) | allocator_environment(os.environ)
@@ -320,7 +312,7 @@ def _learner(
         role="learner",
         policy=name,
         index=index,
-        argv=learner_argv(run_folder, python=python, policy=name, processes=per_host),
+        argv=(*torchrun, "-m", "mrl", "learner", "--run-folder", str(run_folder), "--policy", name),
         env=env,
         restart="until_done",
     )
@@ -331,15 +323,13 @@ def rank_role(policy: str, rank: int) -> str:
     return f"learner/{policy}" + f"/rank{rank}" * bool(rank)
 
 
-def _worker(
-    name: str, policy: PolicyTable, index: int, *, run_folder: Path, python: str, gpus: tuple[str, ...]
-) -> ProcessSpec:
+def _worker(name: str, policy: PolicyTable, index: int, *, run_folder: Path, gpus: tuple[str, ...]) -> ProcessSpec:
     return ProcessSpec(
         name=f"worker/{name}/{index}",
         role="worker",
         policy=name,
         index=index,
-        argv=role_argv("worker", run_folder, python=python, policy=name, index=index),
+        argv=role_argv("worker", run_folder, policy=name, index=index),
         env=environment(policy.rollout.threads, gpus) | engine_environment(policy, os.environ),
     )
 
@@ -352,7 +342,6 @@ def unit_worker(
     policy: str,
     epoch: int,
     gpus: Sequence[str],
-    python: str = sys.executable,
 ) -> ProcessSpec:
     """Return the worker that a lease of `unit` under `epoch` starts.
 
@@ -373,7 +362,7 @@ def unit_worker(
         role="worker",
         policy=policy,
         index=index,
-        argv=role_argv("worker", run_folder, python=python, policy=policy, index=index),
+        argv=role_argv("worker", run_folder, policy=policy, index=index),
         env=env,
         restart="leased",
         host=unit.host,

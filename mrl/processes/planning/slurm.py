@@ -7,7 +7,6 @@ folder lies on a file system that all hosts share.
 
 import math
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from mrl.config.run_folder import run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
-from mrl.processes.planning.hosts import SRUN, Host, check_hosts
+from mrl.processes.planning.hosts import MRL, SRUN, Host, check_hosts
 from mrl.processes.planning.plan import build_plan
 
 Shape = Literal["equal", "heterogeneous", "separate"]
@@ -55,8 +54,6 @@ def render(
     config_path: Path,
     request: SlurmRequest,
     overrides: Sequence[str] = (),
-    *,
-    python: str = sys.executable,
 ) -> list[Job]:
     """Return the batch scripts, the run's own first. Raises ConfigError when the run does not fit the request."""
     where = str(config_path)
@@ -66,8 +63,8 @@ def render(
     check_hosts(config, [host.name for host in hosts], where=where)
     threads = _threads(config, request, hosts)
     _check_fit(config, request, threads, where)
-    launch = (python, "-m", "mrl", "launch", str(config_path.absolute()))
-    shape = _Shape(config, request, hosts, (*launch, *overrides), run_folder_of(config).path, python)
+    launch = (*MRL, "launch", str(config_path.absolute()))
+    shape = _Shape(config, request, hosts, (*launch, *overrides), run_folder_of(config).path)
     match request.shape:
         case "equal":
             return _equal(shape)
@@ -85,7 +82,6 @@ class _Shape(NamedTuple):
     hosts: Sequence[Host]
     launch: tuple[str, ...]
     run_folder: Path
-    python: str
 
 
 def _equal(shape: _Shape) -> list[Job]:
@@ -148,9 +144,9 @@ def _run_script(head: Sequence[str], hosts: str, shape: _Shape) -> str:
 
 def _join_script(head: Sequence[str], host: str, shape: _Shape) -> str:
     """Return the script of a joining job, which is requeued, too, when the run's job was requeued and so lost."""
-    join = ("-m", "mrl", "join", str(shape.run_folder), "--host", host, "--wait-s", str(JOIN_WAIT_S))
+    join = (*MRL, "join", str(shape.run_folder), "--host", host, "--wait-s", str(JOIN_WAIT_S))
     condition = f'[ -n "$near_limit" ] || [ "$code" -eq {TRY_AGAIN} ]'
-    return _script(head, f"\n{shlex.join((shape.python, *join))} &\n", shape.request, condition)
+    return _script(head, f"\n{shlex.join(join)} &\n", shape.request, condition)
 
 
 def _script(head: Sequence[str], body: str, request: SlurmRequest, again: str) -> str:

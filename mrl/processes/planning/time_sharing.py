@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from mrl.allocation.device_turn import DeviceTurn
 from mrl.config.run_folder import RunFolder, local_folder
@@ -12,28 +12,15 @@ from mrl.config.unit_names import parse_units
 from mrl.errors import ConfigError
 from mrl.processes.planning.unit_workers import UNIT
 
+if TYPE_CHECKING:
+    from mrl.processes.planning.plan import ProcessSpec
+
 TURN_DEVICES = "MRL_TURN_DEVICES"
 """Environment variable with the devices that a process has in turns: GPUs as CUDA names them, or the cores of its unit
 (of all units for a process on none), or "cpu"."""
 
 
-class Placed(Protocol):
-    """A process of a plan."""
-
-    @property
-    def name(self) -> str:
-        """Name of the process, unique in the run."""
-
-    @property
-    def policy(self) -> str:
-        """Policy of the process; "" for a daemon."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables added to the process's environment."""
-
-
-def turn_environment(config: RunConfig, spec: Placed) -> dict[str, str]:
+def turn_environment(config: RunConfig, spec: "ProcessSpec") -> dict[str, str]:
     """Return the variable that names a process's devices in turns; {} for a process with devices of its own."""
     if not spec.policy or not config.policies[spec.policy].turns:
         return {}
@@ -70,12 +57,12 @@ def check_turns(config: RunConfig, hosts: Sequence[str]) -> None:
         )
 
 
-def shared_gpus(processes: Sequence[Placed]) -> Iterator[str]:
+def shared_gpus(processes: "Sequence[ProcessSpec]") -> Iterator[str]:
     """Yield a line for every GPU of this host that several processes of a plan use, at once or in turns.
 
     Engines on leased units count only with `turns`: otherwise one engine at a time has its unit for itself.
     """
-    users: dict[str, list[Placed]] = {}
+    users: dict[str, list[ProcessSpec]] = {}
     for spec in (one for one in processes if UNIT not in one.env or TURN_DEVICES in one.env):
         for gpu in filter(None, spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")):
             users.setdefault(gpu, []).append(spec)

@@ -28,16 +28,16 @@ which that is longer than the supervisor's own patience."""
 _STORE = "store_type=file,keep_alive_interval=600"
 
 
-def torchrun_argv(rendezvous: Path, *, python: str, policy: str, processes: int) -> tuple[str, ...]:
+def torchrun_argv(rendezvous: Path, *, policy: str, processes: int) -> tuple[str, ...]:
     """Return the command up to what each rank runs. torchrun never restarts; a single rank needs no torchrun."""
     if processes == 1:
-        return (python,)
+        return (sys.executable,)
     meeting = f"{policy}-{LIFE}"
     where = ("--rdzv-backend", "c10d", "--rdzv-conf", _STORE, "--rdzv-endpoint", str(rendezvous / meeting))
     options = ("--rdzv-id", meeting, "--max-restarts", "0", "--nproc-per-node", str(processes))
     # torchrun makes a folder for logs in any case and leaves it behind; nothing is written there.
     logs = ("--log-dir", str(rendezvous / "torchrun"))
-    return (python, "-m", "torch.distributed.run", *where, *options, *logs)
+    return (sys.executable, "-m", "torch.distributed.run", *where, *options, *logs)
 
 
 LONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mrl.config.policy_tables import LearnerTable
+from mrl.config.policy_tables import ELEMENT_BYTES, LearnerTable
 from mrl.config.run_folder import RunFolder, run_folder_of
 from mrl.config.schema import RunConfig
 
 GIB = 1024**3
 MOMENTS = 2
 """Numbers that AdamW keeps for each parameter; a checkpoint holds them and the parameter."""
-BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def room_notes(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str]:
@@ -41,7 +40,7 @@ def room_notes(config: RunConfig, parameters: Mapping[str, int]) -> Iterator[str
 
 def checkpoint_bytes(table: LearnerTable, parameters: int) -> int:
     """Return the bytes of one checkpoint of a policy that trains all its weights."""
-    return parameters * (BYTES[table.parameter_dtype] + MOMENTS * BYTES[table.optimizer_dtype])
+    return parameters * (ELEMENT_BYTES[table.parameter_dtype] + MOMENTS * ELEMENT_BYTES[table.optimizer_dtype])
 
 
 def num_at_once(config: RunConfig, name: str) -> int:

@@ -1,15 +1,16 @@
 """The runs of a comparison: their configurations, and how far they came in an earlier call."""
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomli_w
+
 from mrl.config.load import load_config
-from mrl.config.overrides import WHERE, parse_overrides
+from mrl.config.overrides import WHERE, leaves, parse_overrides
 from mrl.config.policy_tables import PolicyTable
 from mrl.config.run_folder import RunFolder, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
@@ -65,11 +66,6 @@ class PlannedRun:
         """File of the output of `mrl train`, of its last call."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
-    @cached_property
-    def learning(self) -> list[str]:
-        """Names of the policies that are not frozen."""
-        return [name for name, table in self.config.policies.items() if not table.frozen]
-
     def state(self) -> "State":
         """Return how far the run in `folder` has come."""
         try:
@@ -78,8 +74,8 @@ class PlannedRun:
             return State()
         if not _is_same(earlier, self.config):
             return State(is_foreign=True)
-        last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in self.learning]
-        checkpoints = [self.folder / "checkpoints" / name for name in self.learning]
+        last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in self.config.learning]
+        checkpoints = [self.folder / "checkpoints" / name for name in self.config.learning]
         return State(
             is_done=all(path.exists() for path in last),
             can_resume=all(any(path.glob("step_*")) for path in checkpoints),
@@ -141,15 +137,7 @@ def base_config(arguments: argparse.Namespace) -> RunConfig:
 def given_keys(arguments: argparse.Namespace) -> list[str]:
     """Return the keys that the command line overrides, as `--run.steps`; a whole table counts key by key."""
     pairs = parse_overrides(arguments.overrides)
-    return [key for path, value in pairs for key in _leaves("--" + ".".join(path), value)]
-
-
-def _leaves(key: str, value: Any) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield key
-        return
-    for name, below in value.items():
-        yield from _leaves(f"{key}.{name}", below)
+    return [f"--{key}" for path, value in pairs for key in leaves({".".join(path): value})]
 
 
 def check_given(arguments: argparse.Namespace) -> None:
@@ -237,6 +225,11 @@ def _plan_one(
     left_out = tuple(unasked(config, where=str(arguments.config)))
     policies = {policy: table for policy, table in config.policies.items() if policy not in left_out}
     return PlannedRun(planned.row, seed, folder / name, config.model_copy(update={"policies": policies}), left_out)
+
+
+def config_toml(config: RunConfig) -> str:
+    """The keys set in `config`, as TOML that `load_config` reads back to an equal configuration."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_unset=True, exclude_none=True))
 
 
 def settings_of(row: str) -> list[str]:

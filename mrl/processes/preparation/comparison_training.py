@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 import psutil
 
-from mrl.config.toml_text import config_toml
 from mrl.files import replace_file
 from mrl.parent_death import command
 from mrl.processes.display import RunConsole
 from mrl.processes.planning.devices import visible_gpus
 from mrl.processes.planning.log_lines import reason_in
-from mrl.processes.preparation.comparison_plan import PlannedRun
+from mrl.processes.preparation.comparison_plan import PlannedRun, config_toml
 
 POLL_S = 0.5
 MIB = 1024 * 1024

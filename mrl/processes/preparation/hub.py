@@ -6,7 +6,6 @@ fetched: settings, tokenizer, chat template, weights in safetensors; never code.
 own digest. Whole files are kept when something goes wrong, so that the next attempt goes on from there.
 """
 
-import errno
 import hashlib
 import json
 import shutil
@@ -16,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mrl.errors import MissingError, ModelFolderError, UserError
-from mrl.files import replace_file
+from mrl.files import DISK_FULL, replace_file
 from mrl.hub_names import COMMIT, MAIN, AskedBy, HubName, listing_file, not_here, snapshot
+from mrl.models.tensor_header import INDEX, WEIGHTS
+from mrl.processes.preparation.model_folder import weight_files
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 SMALL_FILES = frozenset(
     (*(CONFIG, "generation_config.json", "chat_template.jinja", "chat_template.json", "tokenizer.json"),
      *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
@@ -54,13 +54,8 @@ class Listing:
 def is_whole(folder: Path) -> bool:
     """Whether a folder of the cache has a config.json, a tokenizer and all weights, which are fetched last."""
     try:
-        if not (folder / CONFIG).is_file() or not (folder / TOKENIZER).is_file():
-            return False
-        if (folder / INDEX).is_file():
-            shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-            return all((folder / str(shard)).is_file() for shard in set(shards))
-        return (folder / WEIGHTS).is_file()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return (folder / CONFIG).is_file() and (folder / TOKENIZER).is_file() and bool(weight_files(folder, "", ""))
+    except (OSError, ModelFolderError):
         return False
 
 
@@ -313,7 +308,7 @@ def _no_hub(name: HubName, asked: AskedBy, got: str) -> MissingError:
 def _of_disk(error: OSError, name: HubName, asked: AskedBy) -> UserError:
     from huggingface_hub import constants
 
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in DISK_FULL:
         return _no_room(Path(constants.HF_HUB_CACHE), str(error.strerror), "", asked)
     if error.errno is not None:
         return ModelFolderError(

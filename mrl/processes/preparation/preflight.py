@@ -18,7 +18,7 @@ from mrl.processes.planning.unit_workers import check_cores, units_of
 from mrl.processes.preparation.hub_data import unfetched_data
 from mrl.processes.preparation.hub_models import missing_model, named
 from mrl.processes.preparation.learning_values import check_learning
-from mrl.processes.preparation.model_folder import check_below_adapters, check_model_folder
+from mrl.processes.preparation.model_folder import check_below_adapters, check_model_folder, text_part
 from mrl.processes.preparation.named_plugins import check_shadows, try_regime
 from mrl.processes.preparation.prompt_fit import check_prompts
 from mrl.processes.preparation.replayed_run import check_replay
@@ -28,17 +28,11 @@ from mrl.processes.preparation.wait_notice import wait_notice
 if TYPE_CHECKING:
     from mrl.tasks.environments.contract import EnvironmentTurn
     from mrl.tasks.pool import Prompt
-
-if TYPE_CHECKING:
     from mrl.tasks.verifier_trial import Trial
 
 
-def ignore(trials: "Sequence[Trial]") -> None:
-    """Do nothing with the results of verifiers; a verifier that fails raises by itself."""
-
-
 def unheard(_: object) -> None:
-    """Do nothing with a note."""
+    """Do nothing with a note, or with the results of a verifier, which raises by itself where it fails."""
 
 
 def preflight(
@@ -48,7 +42,7 @@ def preflight(
     first_host: str = "",
     on_missing: Callable[[MissingError], None] | None = None,
     on_unfetched: Callable[[MissingError], None] | None = None,
-    on_trial: "Callable[[Sequence[Trial]], None]" = ignore,
+    on_trial: "Callable[[Sequence[Trial]], None]" = unheard,
     on_note: Callable[[str], None] = unheard,
     on_prompts: "Callable[[str, Sequence[Prompt]], None]" = lambda policy, prompts: None,
 ) -> tuple[int, int]:
@@ -215,8 +209,7 @@ def check_context(config: RunConfig, name: str, *, where: str) -> None:
 def _described(config: RunConfig, name: str) -> tuple[Path, SimpleNamespace]:
     """Return the path of a model's config.json, and its part about text with keys as attributes."""
     path = Path(config.policies[name].model) / "config.json"
-    described = json.loads(path.read_text(encoding="utf-8"))
-    return path, SimpleNamespace(**(described.get("text_config") or described))
+    return path, SimpleNamespace(**text_part(json.loads(path.read_text(encoding="utf-8"))))
 
 
 def check_adapters(config: RunConfig, on_missing: Callable[[MissingError], None]) -> None:
@@ -249,7 +242,7 @@ def check_engines(config: RunConfig, on_missing: Callable[[MissingError], None])
 def check_tasks(
     config: RunConfig,
     on_missing: Callable[[MissingError], None],
-    on_trial: "Callable[[Sequence[Trial]], None] | None" = ignore,
+    on_trial: "Callable[[Sequence[Trial]], None] | None" = unheard,
     *,
     on_unfetched: Callable[[MissingError], None] | None = None,
     on_note: Callable[[str], None] = unheard,

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from mrl.config.overrides import WHERE
 from mrl.config.schema import RunConfig
 from mrl.config.table import tuned_fields
-from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
 from mrl.plugins import short_name
@@ -31,6 +30,7 @@ from mrl.processes.preparation.comparison_plan import (
     PlannedRun,
     base_config,
     check_untuned,
+    config_toml,
     final_seeds,
     folder_of,
     given_keys,

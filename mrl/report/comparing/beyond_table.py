@@ -45,8 +45,8 @@ def beyond_json(comparison: Comparison, regime: str) -> dict[str, Any]:
     """
     return {
         name: {
-            **_pair(comparison.measured(regime, _measure(name))),
-            "against_baseline": _pair(comparison.measured_against_baseline(regime, _measure(name))),
+            **interval_json(comparison.measured(regime, _measure(name))),
+            "against_baseline": interval_json(comparison.measured_against_baseline(regime, _measure(name))),
         }
         for name in _names(comparison, regime)
     }
@@ -87,12 +87,14 @@ def _heading(name: str, comparison: Comparison) -> str:
 
 
 def _most_answers(comparison: Comparison) -> int:
-    found = (one.beyond.k for regime in comparison.regimes for one in comparison.of(regime).values() if one.beyond)
+    found = (
+        one.beyond.k for regime in comparison.regimes for one in comparison.outcomes[regime].values() if one.beyond
+    )
     return max(found, default=1)
 
 
 def _names(comparison: Comparison, regime: str) -> list[str]:
-    return list(dict.fromkeys(name for one in comparison.of(regime).values() for name in measures_of(one)))
+    return list(dict.fromkeys(name for one in comparison.outcomes[regime].values() for name in measures_of(one)))
 
 
 def _cell(comparison: Comparison, regime: str, name: str) -> str:
@@ -107,6 +109,11 @@ def _measure(name: str) -> Callable[[RunOutcome], float]:
     return lambda outcome: measures_of(outcome).get(name, math.nan)
 
 
-def _pair(found: Interval) -> dict[str, float | None]:
-    """JSON form of an interval, with null for NaN, which JSON lacks."""
-    return {what: None if math.isnan(value) else value for what, value in (("mean", found.mean), ("half", found.half))}
+def interval_json(found: Interval) -> dict[str, float | None]:
+    """Return an interval for JSON."""
+    return {"mean": known_or_none(found.mean), "half": known_or_none(found.half)}
+
+
+def known_or_none(value: float) -> float | None:
+    """Return a number, or None for NaN, which JSON lacks."""
+    return None if math.isnan(value) else value

@@ -51,9 +51,8 @@ def select(folder: RunFolder, config: RunConfig, wanted: AnswerFilter) -> Iterat
 
     Raises RunFolderError where the run kept no answers, or knows no such policy, task or step.
     """
-    learning = [name for name, table in config.policies.items() if not table.frozen]
-    _check_name(folder, "policy", wanted.policy, learning)
-    _check_name(folder, "task", wanted.task, list(config.tasks))
+    _check_name(folder, "policy", wanted.policy, config.learning)
+    _check_name(folder, "task", wanted.task, config.tasks)
     if wanted.held_out:
         return (row for row in _held_out(folder, wanted) if wanted.covers(row, config.run.success_reward))
     files = _files(folder, config, wanted)
@@ -93,7 +92,7 @@ def _check_step(folder: RunFolder, step: int, known: Collection[int]) -> None:
     raise RunFolderError("no answers of this step were kept", where=str(folder.rollouts), got=step, wanted=told)
 
 
-def _check_name(folder: RunFolder, what: str, name: str, known: list[str]) -> None:
+def _check_name(folder: RunFolder, what: str, name: str, known: Collection[str]) -> None:
     if name and name not in known:
         near = nearest(name, known)
         raise RunFolderError(

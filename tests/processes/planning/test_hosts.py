@@ -1,5 +1,6 @@
 """Names, addresses and commands of several hosts, and what may not be asked of them."""
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,12 +63,12 @@ def test_what_is_no_list_of_hosts_is_refused(text: str, part: str) -> None:
 
 def test_a_command_gets_to_a_host_as_the_template_says() -> None:
     """ssh hands words to a shell, so there they come as one that a shell takes apart again."""
-    there = join_argv("n1", Path("/my runs/r"), ["ip", "netns", "exec", "{host}"], python="py")
+    there = join_argv("n1", Path("/my runs/r"), ["ip", "netns", "exec", "{host}"])
     assert there[:4] == ("ip", "netns", "exec", "n1")
-    assert there[-7:] == ("py", "-m", "mrl", "join", "/my runs/r", "--host", "n1")
-    quoted = join_argv("n1", Path("/my runs/r"), ["/usr/bin/ssh", "-q", "{host}"], python="py")
+    assert there[-7:] == (sys.executable, "-m", "mrl", "join", "/my runs/r", "--host", "n1")
+    quoted = join_argv("n1", Path("/my runs/r"), ["/usr/bin/ssh", "-q", "{host}"])
     assert quoted[:3] == ("/usr/bin/ssh", "-q", "n1")
-    assert quoted[3].endswith("py -m mrl join '/my runs/r' --host n1")
+    assert quoted[3].endswith(f"{sys.executable} -m mrl join '/my runs/r' --host n1")
     assert len(quoted) == 4
 
 
@@ -153,10 +154,10 @@ def test_hosts_that_fit_pass() -> None:
 def test_a_dry_run_shows_hosts_commands_devices_and_environments() -> None:
     """Every process of every host, where it will be started from."""
     config = config_of("a", "b", device="cuda")
-    plan = build_plan(config, Path("/r"), gpus=["5"], hosts=parse_hosts("h0,h1"), remote=["ssh", "{host}"], python="py")
+    plan = build_plan(config, Path("/r"), gpus=["5"], hosts=parse_hosts("h0,h1"), remote=["ssh", "{host}"])
     lines = list(describe(plan, config))
     assert lines[0] == "host h0, owns the run folder"
-    assert lines[lines.index("  learner/a, GPUs 5") + 1].startswith("    py -m mrl learner")
+    assert lines[lines.index("  learner/a, GPUs 5") + 1].startswith(f"    {sys.executable} -m mrl learner")
     there = lines.index("host h1")
     assert "  learner/b, GPUs visible on the host" in lines[there:]
     assert "  supervisor/h1" in lines[:there]

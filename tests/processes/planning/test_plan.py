@@ -1,5 +1,6 @@
 """A configuration becomes processes with commands, environments and GPUs."""
 
+import sys
 from inspect import getsource
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from mrl.config.schema import RunConfig
 from mrl.errors import ConfigError
 from mrl.learner.ranks.rank_place import rank_place
 from mrl.processes.planning.dry_run import describe
-from mrl.processes.planning.hosts import Host, counting_gpus
+from mrl.processes.planning.hosts import MRL, Host, counting_gpus
 from mrl.processes.planning.plan import build_plan
 from mrl.processes.planning.time_sharing import shared_gpus
 from mrl.processes.planning.torchrun import ALLOCATOR_WORDS, LARGE_PAGES, SHUTDOWN
@@ -36,11 +37,11 @@ def test_every_role_has_its_process_in_starting_order() -> None:
 def test_commands_and_environments_follow_the_contract() -> None:
     """Roles run as `python -m mrl ROLE`, several ranks under torchrun without restarts of its own; threads per role."""
     config = config_of(a={"learner": {"processes": 2, "threads": 3}, "rollout": {"threads": 4}})
-    specs = {spec.role: spec for spec in build_plan(config, Path("/r"), python="py").processes}
-    assert specs["worker"].argv == ("py", "-m", "mrl", "worker", "--run-folder", "/r", "--policy", "a", "--index", "0")
-    assert specs["exchange"].argv == ("py", "-m", "mrl", "exchange", "--run-folder", "/r")
+    specs = {spec.role: spec for spec in build_plan(config, Path("/r")).processes}
+    assert specs["worker"].argv == (*MRL, "worker", "--run-folder", "/r", "--policy", "a", "--index", "0")
+    assert specs["exchange"].argv == (*MRL, "exchange", "--run-folder", "/r")
     store = "--rdzv-conf store_type=file,keep_alive_interval=600 --rdzv-endpoint {local}/a-{life}"
-    torchrun = f"py -m torch.distributed.run --rdzv-backend c10d {store} --rdzv-id a-{{life}}"
+    torchrun = f"{sys.executable} -m torch.distributed.run --rdzv-backend c10d {store} --rdzv-id a-{{life}}"
     torchrun += " --max-restarts 0 --nproc-per-node 2 --log-dir {local}/torchrun"
     learner = f"{torchrun} -m mrl learner --run-folder /r --policy a"
     assert specs["learner"].argv == tuple(learner.split())
@@ -50,8 +51,8 @@ def test_commands_and_environments_follow_the_contract() -> None:
     assert threads == {"exchange": "1", "allocator": "1", "learner": "3", "worker": "4"}
     assert specs["worker"].env["HF_HUB_OFFLINE"] == "1"
     assert specs["worker"].log_name == "worker-a-0.log"
-    alone = next(spec for spec in build_plan(config_of(a={}), Path("/r"), python="py").processes if spec.policy)
-    assert alone.argv == ("py", "-m", "mrl", "learner", "--run-folder", "/r", "--policy", "a")
+    alone = next(spec for spec in build_plan(config_of(a={}), Path("/r")).processes if spec.policy)
+    assert alone.argv == (*MRL, "learner", "--run-folder", "/r", "--policy", "a")
     of_user = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "3"}
     place = rank_place(of_user | dict(alone.env))
     assert (place.rank, place.size, alone.env["LOCAL_RANK"]) == (0, 1, "0"), "it has the ranks of nobody else"
@@ -65,12 +66,12 @@ def test_learners_live_on_the_hosts_in_turn() -> None:
     """
     config = config_of(a={"device": "cuda"}, b={"device": "cuda"}, c={})
     hosts = (Host("h0"), Host("h1", "10.0.0.2"))
-    plan = build_plan(config, Path("/r"), gpus=["0"], hosts=hosts, remote=["ssh", "{host}"], python="py")
+    plan = build_plan(config, Path("/r"), gpus=["0"], hosts=hosts, remote=["ssh", "{host}"])
     homes = {spec.name: spec.host for spec in plan.processes}
     assert {name for name, host in homes.items() if host == "h1"} == {"learner/b", "worker/b/0", "worker/c/0"}
     assert [spec.name for spec in plan.joins] == ["supervisor/h1"]
     assert plan.joins[0].argv[:2] == ("ssh", "h1")
-    assert plan.joins[0].argv[2].endswith("py -m mrl join /r --host h1")
+    assert plan.joins[0].argv[2].endswith(f"{sys.executable} -m mrl join /r --host h1")
     assert [spec.name for spec in plan.started_by("h1")] == ["learner/b", "worker/b/0", "worker/c/0"]
     assert {spec.name for spec in plan.started_by("h0")} == {"supervisor/h1"} | {
         n for n, h in homes.items() if h == "h0"
@@ -88,7 +89,7 @@ def test_a_learner_over_hosts_is_a_process_on_each() -> None:
     """Each an agent of its own, called as its first rank is, with its place among them; the run is done with the first.
     No interface is named for them: each rank finds that of its host's address."""
     config = config_of(a={"learner": {"processes": 4, "hosts": 2}, "rollout": {"workers": 2}}, b={})
-    plan = build_plan(config, Path("/r"), hosts=(Host("h0"), Host("h1")), remote=["x", "{host}"], python="py")
+    plan = build_plan(config, Path("/r"), hosts=(Host("h0"), Host("h1")), remote=["x", "{host}"])
     first, second = (spec for spec in plan.processes if (spec.role, spec.policy) == ("learner", "a"))
     assert [(spec.name, spec.host, spec.index) for spec in (first, second)] == [
         ("learner/a", "h0", 0),

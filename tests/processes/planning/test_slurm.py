@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,8 @@ TWO = config_of(a={"learner": {"threads": 8}}, b={})
 
 
 def rendered(config: RunConfig = TWO, *overrides: str, **changes: Any) -> list[Job]:
-    return render(config, Path("/c.toml"), replace(REQUEST, **changes), overrides, python="py")
+    jobs = render(config, Path("/c.toml"), replace(REQUEST, **changes), overrides)
+    return [job._replace(script=job.script.replace(sys.executable, "py")) for job in jobs]
 
 
 def directives(script: str) -> list[str]:

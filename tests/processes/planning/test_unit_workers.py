@@ -11,7 +11,7 @@ from mrl.config.unit_names import Unit
 from mrl.errors import ConfigError
 from mrl.parent_death import CORES
 from mrl.processes.planning.dry_run import describe
-from mrl.processes.planning.hosts import parse_hosts
+from mrl.processes.planning.hosts import MRL, parse_hosts
 from mrl.processes.planning.plan import build_plan, unit_worker
 from mrl.processes.planning.unit_workers import UNIT, UNIT_EPOCH, UNIT_RUN, check_cores, units_of
 from tests.support.word_runs import word_run
@@ -76,11 +76,9 @@ def test_a_host_with_nothing_but_units_takes_part() -> None:
 
 def test_a_worker_on_cores_is_bound_to_them_and_has_a_thread_for_each() -> None:
     conf = config("cpu:0", "cpu:2-4")
-    spec = unit_worker(
-        conf, Path("/r"), Unit("cpu:2-4", "", "cpu", (2, 3, 4)), policy="b", epoch=7, gpus=[], python="py"
-    )
+    spec = unit_worker(conf, Path("/r"), Unit("cpu:2-4", "", "cpu", (2, 3, 4)), policy="b", epoch=7, gpus=[])
     assert (spec.name, spec.index, spec.restart) == ("worker/b/1", 1, "leased")
-    assert spec.argv == ("py", "-m", "mrl", "worker", "--run-folder", "/r", "--policy", "b", "--index", "1")
+    assert spec.argv == (*MRL, "worker", "--run-folder", "/r", "--policy", "b", "--index", "1")
     assert (spec.env[CORES], spec.env["OMP_NUM_THREADS"]) == ("2,3,4", "3")
     assert (spec.env[UNIT], spec.env[UNIT_EPOCH], spec.env[UNIT_RUN]) == ("cpu:2-4", "7", "/r")
 

@@ -9,11 +9,10 @@ import pytest
 from mrl.cli.compare import notes
 from mrl.config.load import load_config
 from mrl.config.run_folder import dump_config
-from mrl.config.toml_text import config_toml
 from mrl.errors import ConfigError
 from mrl.hub_names import HubName, snapshot
 from mrl.processes.preparation import prompt_days
-from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, plan_runs
+from mrl.processes.preparation.comparison_plan import FITTED, check_earlier, config_toml, plan_runs
 from mrl.processes.preparation.replayed_run import with_replay
 from mrl.processes.preparation.tuning import planned_tuning, rung_runs
 from tests.support.compared_runs import CONFIG, TEACHER, arguments, finish

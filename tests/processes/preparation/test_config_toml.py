@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from mrl.config.load import load_config
-from mrl.config.toml_text import config_toml
+from mrl.processes.preparation.comparison_plan import config_toml
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.toml"))
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").rglob("*.toml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
