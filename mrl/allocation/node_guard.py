@@ -82,8 +82,6 @@ class NodeGuard:
         self.units = {unit: GuardedUnit() for unit in units}
         self.life = 0
         """Number of the newest allocator heard."""
-        self.num_refused = 0
-        """Orders of an earlier allocator, and starts under an epoch that is not new."""
         self.slept = self.woken = self.failed_sleeps = self.failed_wakes = 0
         """Numbers of engines that slept, woke, or failed to. An engine that failed was killed or ended by itself, and
         is started anew when wanted."""
@@ -92,7 +90,6 @@ class NodeGuard:
     def obey(self, message: NodeOrders, now_s: float) -> list[Action]:
         """Take the allocator's orders; return the actions to carry out at once."""
         if self._is_outdated(message):
-            self.num_refused += 1
             return []
         self.life = message.life
         return [action for order in message.orders for action in self._obey(order, now_s)]
@@ -137,8 +134,8 @@ class NodeGuard:
     def _obey(self, order: UnitOrder, now_s: float) -> list[Action]:
         guarded = self.units.get(order.unit)
         if guarded is None:
-            self.num_refused += 1
-        elif order.kind == "start":
+            return []
+        if order.kind == "start":
             self._admit(guarded, order)
         elif order.kind == "clear":
             self._clear(guarded, order.epoch)
@@ -160,8 +157,6 @@ class NodeGuard:
         if self._is_new(guarded, order.epoch):
             guarded.epoch = max(guarded.epoch, order.epoch)
             guarded.admitted = Tenant(order.epoch, order.policy)
-        elif Tenant(order.epoch, order.policy) not in (guarded.admitted, guarded.resident):
-            self.num_refused += 1  # the allocator repeats a start until the engine runs
 
     def _clear(self, guarded: GuardedUnit, epoch: int) -> None:
         guarded.epoch = max(guarded.epoch, epoch)
