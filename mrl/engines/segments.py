@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,6 @@ from mrl.records.finish import FinishReason
 from mrl.records.rollouts import are_logprobs
 from mrl.records.version import Version, VersionSpan, append_span
 
-T = TypeVar("T")
 ABORT_AGAIN_S = 0.1
 TOKENS_BETWEEN_STOPS = 128
 """Tokens that one call samples at most where there are stop strings: tokens behind a stop string are sampled in vain.
