@@ -48,9 +48,9 @@ class Http:
         """Return the text that answers a POST with a JSON body; `within_s` None: no time limit. Raises HttpFailure."""
         return await self._call("POST", route, body, parameters, within_s)
 
-    async def get_json(self, route: str, **parameters: str) -> Any:
+    async def get_json(self, route: str, *, within_s: float = CALL_S, **parameters: str) -> Any:
         """Return the decoded JSON that answers a GET. Raises HttpFailure."""
-        return _decoded(route, await self.get(route, **parameters))
+        return _decoded(route, await self.get(route, within_s=within_s, **parameters))
 
     async def post_json(
         self, route: str, body: object = None, *, within_s: float | None = CALL_S, **parameters: str
