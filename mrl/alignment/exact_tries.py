@@ -25,6 +25,7 @@ from itertools import chain, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from mrl.alignment.ragged import sums_at
 from mrl.alignment.shared_spans import align_batch
 
 Floats = npt.NDArray[np.float64]
@@ -187,7 +188,7 @@ def span_residuals(peer: TracedTexts, receiver: TracedTexts) -> SpanResiduals:
     """
     spans = align_batch(peer.widths, peer.offsets, receiver.widths, receiver.offsets)
     sides = ((spans.of_peer, peer), (spans.of_receiver, receiver))
-    given, got = (sum_over(span, side.logprobs, spans.num_spans) for span, side in sides)
+    given, got = (sums_at(span, side.logprobs, spans.num_spans) for span, side in sides)
     peer_tokens, receiver_tokens = (np.bincount(span, minlength=spans.num_spans) for span, _ in sides)
     nats, offsets = got - given, spans.row_starts
     total = np.concatenate([[0.0], np.cumsum(nats)])
@@ -216,11 +217,6 @@ def measure_floor(peer: TracedTexts, receiver: TracedTexts) -> Floor:
         cumulative_std={k: float(values.std()) for k, values in at.items()},
         independent_std={k: std * k**0.5 for k in at},
     )
-
-
-def sum_over(groups: npt.NDArray[np.integer], values: npt.NDArray[np.floating], num_groups: int) -> Floats:
-    """Return the sums of `values` by group number, in double precision."""
-    return np.bincount(groups, weights=values, minlength=num_groups).astype(np.float64)
 
 
 def outside_share(ratios: Floats, band: tuple[float, float]) -> float:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mrl.alignment.exact_tries import sum_over
 from mrl.alignment.flags import Flag
+from mrl.alignment.ragged import sums_at
 from mrl.alignment.translate import AlignedBatch
 
 Floats = npt.NDArray[np.float64]
@@ -103,7 +103,7 @@ def excess_std_nats(span_std_nats: float, floor_std_nats: float) -> float:
 
 def span_ratios(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floating]) -> Floats:
     """Return [S] d_s in nats, from the receiver's log-probs [T] of the batch's own tokens."""
-    return sum_over(batch.span_of_token, receiver_logprobs, batch.span_row.size) - batch.span_logprob
+    return sums_at(batch.span_of_token, receiver_logprobs, batch.span_row.size) - batch.span_logprob
 
 
 def span_kinds(batch: AlignedBatch) -> Ints:
@@ -160,7 +160,7 @@ def _ratio_fields(batch: AlignedBatch, receiver_logprobs: npt.NDArray[np.floatin
     if receiver_logprobs is None or not is_traced.any():
         return {}
     ratios, rows = span_ratios(batch, receiver_logprobs)[is_traced], batch.span_row[is_traced]
-    gaps = sum_over(rows, ratios, batch.num_rows)[np.unique(rows)]
+    gaps = sums_at(rows, ratios, batch.num_rows)[np.unique(rows)]
     return {
         "gap_nats": float(gaps.sum()),
         "span_std_nats": float(ratios.std()),

@@ -32,7 +32,7 @@ from mrl.engines.token_sampling import sample, sample_decoded, uniforms
 from mrl.models.routing.router_record import RouterRecord
 from mrl.records.chosen_experts import Experts, joined
 from mrl.records.finish import FinishReason
-from mrl.records.version import Version, VersionSpan
+from mrl.records.version import Version, VersionSpan, append_span
 
 PROMPTS_AT_ONCE = 16
 PROMPT_TOKENS_AT_ONCE = 4096
@@ -79,11 +79,7 @@ class _Answer:
 
     def spans_at(self, num_tokens: int, version: Version) -> list[VersionSpan]:
         """Version spans of the first `num_tokens` tokens, the newest of which `version` sampled."""
-        spans = list(self.spans)
-        fresh = num_tokens - sum(span.num_tokens for span in spans)
-        if fresh and spans and spans[-1].version == version:
-            fresh += spans.pop().num_tokens
-        return [*spans, VersionSpan(fresh, version)] if fresh else spans
+        return append_span(self.spans, num_tokens - sum(span.num_tokens for span in self.spans), version)
 
 
 class ContinuousBatch:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Seque
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,8 @@ from mrl.models.tensor_broadcast import IncomingTensors
 from mrl.records.chosen_experts import GrowingExperts
 from mrl.records.finish import FinishReason
 from mrl.records.rollouts import are_logprobs
-from mrl.records.version import Version, VersionSpan
+from mrl.records.version import Version, VersionSpan, append_span
 
-T = TypeVar("T")
 ABORT_AGAIN_S = 0.1
 TOKENS_BETWEEN_STOPS = 128
 """Tokens that one call samples at most where there are stop strings: tokens behind a stop string are sampled in vain.
@@ -362,15 +361,6 @@ class _Answer:
             self.finish_reason,
             experts=self.experts.joined(),
         )
-
-
-def append_span(versions: list[VersionSpan], num_tokens: int, version: Version) -> list[VersionSpan]:
-    """Return `versions` with `num_tokens` more tokens of `version`; equal neighbours become one span."""
-    if not num_tokens:
-        return versions
-    if versions and versions[-1].version == version:
-        return [*versions[:-1], VersionSpan(versions[-1].num_tokens + num_tokens, version)]
-    return [*versions, VersionSpan(num_tokens, version)]
 
 
 def _too_long(num_tokens: int, max_new_tokens: int) -> EngineError:

@@ -27,7 +27,7 @@ from torch import Tensor
 from mrl.errors import DeviceError, WeightsError
 from mrl.host_memory import free_memory_bytes
 from mrl.models.device_memory import PLAN
-from mrl.models.tensor_broadcast import gpu_id
+from mrl.models.tensor_broadcast import gpu_id, views
 from mrl.models.tensor_file import TYPES, Place, TensorShape, check_digests, digests, header_of
 
 SHARED = ".gpu"
@@ -62,13 +62,8 @@ class MemoryFile:
         if size_bytes != self._mapped.size:
             self._resize(size_bytes)
         self._mapped[: header.size] = header
-        views, start = {}, header.size
-        flat = torch.from_numpy(self._mapped)
-        for shape in shapes:
-            part = flat[start : start + shape.num_bytes]
-            views[shape.name] = part.view(TYPES[shape.dtype]).view(shape.shape)
-            start += shape.num_bytes
-        return views
+        flat = torch.from_numpy(self._mapped)[header.size :]
+        return {shape.name: view for shape, view in views(shapes, flat)}
 
     def claim(self) -> bool:
         """Lock the file for writing; return False where a reader holds it (`mrl.weights.read_lock`). Until `release` no

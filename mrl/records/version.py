@@ -28,6 +28,15 @@ class VersionSpan(msgspec.Struct, frozen=True):
     version: Version
 
 
+def append_span(versions: list[VersionSpan], num_tokens: int, version: Version) -> list[VersionSpan]:
+    """Return `versions` with `num_tokens` more tokens of `version`; equal neighbours become one span."""
+    if not num_tokens:
+        return versions
+    if versions and versions[-1].version == version:
+        return [*versions[:-1], VersionSpan(versions[-1].num_tokens + num_tokens, version)]
+    return [*versions, VersionSpan(num_tokens, version)]
+
+
 def age_versions(newest: Version, oldest: Version) -> int:
     """Return the steps by which `oldest` lies behind `newest`.
 

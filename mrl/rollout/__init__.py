@@ -5,7 +5,6 @@
 - `link`               a worker's messages with its learner: granted work, finished groups, weights
 - `worker_lease`       how many answers a worker's lease allows
 - `worker_counters`    counters of a worker, as metrics
-- `sleep_requests`     requests that a worker's engine sleep and wake
 - `sampling`           prompts become requests, finished answers become scored groups
 - `groups_in_flight`   groups in the engine, and complete groups whose weights are not yet proved
 - `verification`       verification of answers beside sampling

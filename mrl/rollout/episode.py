@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mrl.engines.engine import NOTHING, Generation, GenerationRequest
-from mrl.engines.segments import append_span
 from mrl.models.turn_renderer import TurnRenderer
 from mrl.records.chosen_experts import Experts, joined
 from mrl.records.direct_requests import TurnChunk
 from mrl.records.episodes import EpisodeSegment, Message, Opening, ToolSpec, conversation_to_read, shortened
 from mrl.records.experience import SharedTurn
 from mrl.records.finish import FinishReason
-from mrl.records.version import VersionSpan
+from mrl.records.version import VersionSpan, append_span
 from mrl.rollout.raw_prompts import RawPromptRow, spelled_turn, to_read
 from mrl.rollout.turn_replay import TurnCodec, TurnReplay
 from mrl.tasks.environments.contract import DONE, EnvironmentTurn, PolicyTurn

@@ -2,11 +2,27 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mrl.records.rollouts import ScoredGroup
 from mrl.rollout.direct_serving import DirectServing
 from mrl.rollout.peer_scoring import Scorer
-from mrl.rollout.sleep_requests import SleepRequests
+
+
+class SleepRequests(Protocol):
+    """Requests that one engine sleep and wake, and the worker's answers."""
+
+    def is_due(self) -> bool:
+        """Whether the worker is to sleep."""
+
+    def refuse(self) -> None:
+        """Answer that the engine cannot sleep; the worker is then told to end."""
+
+    def sleep(self) -> bool:
+        """Answer that the engine sleeps, and wait until it is to wake up; False when the worker is to end."""
+
+    def awake(self) -> None:
+        """Answer that the engine can sample again."""
 
 
 @dataclass(frozen=True)

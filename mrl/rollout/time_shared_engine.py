@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import structlog
-
 from mrl.allocation.device_turn import Ahead, DeviceTurn
 from mrl.engines.engine import Engine, EngineUsage, FinishedAnswer, GenerationRequest, ScoringRequest
 from mrl.errors import EngineLost, WeightsError
@@ -33,8 +31,6 @@ MIN_TURN_S, KEPT_PER_SWITCH = 1.0, 10.0
 """An engine with work keeps its turn for at least the first, in seconds, and the second times the time of a switch
 (leave and come back): switches take a tenth of the time at most."""
 UNKNOWN = Ahead("", 0)
-
-log = structlog.get_logger()
 
 
 class Movable(NamedTuple):

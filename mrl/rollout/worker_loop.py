@@ -19,9 +19,8 @@ from mrl.rollout.episode_engine import SAMPLING
 from mrl.rollout.groups_in_flight import GroupInFlight, GroupsInFlight, Item, UnprovedGroups, UnstartedGroups
 from mrl.rollout.held_out_answers import HeldOutRoom, HeldOutShare, InFlight
 from mrl.rollout.link import ASLEEP, WorkerLink, WorkerProgress
-from mrl.rollout.loop_options import LoopOptions
+from mrl.rollout.loop_options import LoopOptions, SleepRequests
 from mrl.rollout.sampling import Sampler
-from mrl.rollout.sleep_requests import SleepRequests
 from mrl.rollout.verification import VerificationQueue
 from mrl.rollout.weight_sync import WeightSync
 from mrl.rollout.weight_updates import WeightUpdater

@@ -29,7 +29,7 @@ from mrl.tasks.data_rows import Row, Split, check_of_folder, kept, rows_of
 from mrl.tasks.extract import tagged_answer
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part, Turn
-from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
+from mrl.tasks.split import hashed_part
 
 ROW = '{"prompt": "...", "reference": "..."}'
 FORM = f"a JSONL file, one object per line: {ROW}"
@@ -80,7 +80,7 @@ class JsonlSource:
             for place, row in self._rows(dataset, file, where=where, get=get)
         ]
         self._items = [
-            Item(prompt, "", "", number, reference, part or _hashed_part(prompt), row, turns)
+            Item(prompt, "", "", number, reference, part or hashed_part(prompt), row, turns)
             for number, (part, prompt, turns, reference, row) in enumerate(found)
         ]
         random.Random(f"{seed}/{len(self._items)}").shuffle(self._items)
@@ -177,7 +177,3 @@ def _lacking(key: str, option: str, place: str, row: Mapping[str, Any]) -> TaskE
     flag = f"--{option.replace('_', '-')} of `mrl init`"
     cure = f"set options.{option} = {near or 'NAME OF THE COLUMN'!r} in the task's table, or use {flag}"
     return TaskError(f"the row has no key {key!r}", where=place, got=f"keys {sorted(row)[:8]}", wanted=ROW, cure=cure)
-
-
-def _hashed_part(prompt: str) -> Part:
-    return "held_out" if hash_percent(prompt) < HELD_OUT_PERCENT else "train"

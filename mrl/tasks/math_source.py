@@ -24,7 +24,7 @@ from mrl.tasks.extract import MAX_ANSWER_CHARS, boxed_answer, stated_answer, tag
 from mrl.tasks.math_rows import FORM, Keys, Problem, read_problems
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
-from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
+from mrl.tasks.split import hashed_part
 
 INSTALL = "pip install 'mrl[tasks]' (includes math-verify)"
 HUB = "hub:"
@@ -113,7 +113,7 @@ class MathSource:
         known = read(options.split if is_folder else dataset)
         held_out = read(options.held_out) if options.held_out else []
         parts: list[tuple[Problem, Part]] = [(problem, "held_out") for problem in held_out]
-        parts += [(problem, "train" if held_out else _hashed_part(problem.problem)) for problem in known]
+        parts += [(problem, "train" if held_out else hashed_part(problem.problem)) for problem in known]
         return [
             Item(options.prompt.replace("{problem}", one.problem), "", "", number, one.reference, part, one.row)
             for number, (one, part) in enumerate(parts)
@@ -127,7 +127,3 @@ def _options(options: Mapping[str, Any], where: str) -> MathOptions:
             "options.prompt: the placeholder {problem} is missing", where=where, got=checked.prompt, wanted="{problem}"
         )
     return checked
-
-
-def _hashed_part(problem: str) -> Part:
-    return "held_out" if hash_percent(problem) < HELD_OUT_PERCENT else "train"

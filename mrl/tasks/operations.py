@@ -1,7 +1,7 @@
 """The named operations that solve the word tasks. A locally made policy names an operation before it answers."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from mrl.errors import TaskError
 
@@ -20,17 +20,12 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def check_operation(name: str, *, where: str) -> None:
-    """Check an operation's name. Raises TaskError for an operation that does not exist."""
-    if name not in OPERATIONS:
-        near = difflib.get_close_matches(name, OPERATIONS, n=1)
-        raise TaskError(
-            "operation does not exist",
-            where=where,
-            got=name,
-            wanted="one of " + ", ".join(OPERATIONS),
-            cure=f"did you mean {near[0]!r}?" if near else "",
-        )
+def check_name(name: str, known: Mapping[str, object], what: str, *, where: str) -> None:
+    """Check that a name is known. Raises TaskError, with the closest known name, for any other; `what` says so."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        cure = f"did you mean {near[0]!r}?" if near else ""
+        raise TaskError(what, where=where, got=name, wanted="one of " + ", ".join(known), cure=cure)
 
 
 def write_completion(operation: str, result: str) -> str:

@@ -106,22 +106,11 @@ class TaskPool:
         """Return the prompt of this id, training or held-out. Raises TaskError when the pool has none."""
         return self._find(prompt_id).prompt
 
-    def verify(self, prompt_id: str, completion_text: str) -> Verdict:
-        """Return the verdict on a completion of this prompt. Raises TaskError for an unknown id."""
-        return self.verify_all([(prompt_id, completion_text)])[0]
-
-    def verify_all(self, completions: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Return verdicts on (prompt id, completion text) pairs, in order; in separate processes where tasks need them.
-
-        Raises TaskError for an unknown id, RoleFailed when a task's verifier cannot be started.
-        """
-        return self._judge.judge(self._questions(completions))
-
     def submit(self, completions: Sequence[tuple[str, str]], *, rank: int = 0) -> "Future[list[Verdict]]":
         """Return a future of the verdicts on (prompt id, completion text) pairs of one task, in order; never waits.
 
         Where completions queue for a verifier process, those of a lower `rank` come first. Raises TaskError for an
-        unknown id; the future raises RoleFailed as `verify_all` does.
+        unknown id; the future raises RoleFailed when the task's verifier cannot be started.
         """
         return self._judge.submit(self._questions(completions), rank=rank)
 

@@ -21,13 +21,18 @@ def part_of(item: Item) -> Part:
     """Return an item's part, shared by prompts about the same word in any case. Without a subject the text decides."""
     if item.part is not None:
         return item.part
-    percent = hash_percent(item.subject.lower() or item.text)
+    percent = _hash_percent(item.subject.lower() or item.text)
     if percent < HELD_OUT_PERCENT:
         return "held_out"
     return "train" if percent < HELD_OUT_PERCENT + TRAIN_PERCENT else "warm_start"
 
 
-def hash_percent(text: str) -> int:
+def hashed_part(text: str) -> Part:
+    """Return the part of an entry of a data set that names none and has no part for the warm start."""
+    return "held_out" if _hash_percent(text) < HELD_OUT_PERCENT else "train"
+
+
+def _hash_percent(text: str) -> int:
     """Return 0 to 99, evenly spread, the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % 100
 

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -98,17 +98,6 @@ class Judge:
         calls = [self._call(task, source, item, answer) for item, answer in answers if answer]
         outcomes = self._pool(task, source).submit(calls, rank=rank)
         return _then(outcomes, lambda found: self._verdicts(task, [answer for _, answer in answers], found))
-
-    def judge(self, questions: Sequence[VerificationRequest]) -> list[Verdict]:
-        """Return one verdict per question of any tasks, in order; waits. Raises RoleFailed as `submit`."""
-        places: defaultdict[tuple[str, bool], list[int]] = defaultdict(list)
-        for index, question in enumerate(questions):
-            places[question.task, question.is_voted].append(index)
-        futures = {kind: self.submit([questions[index] for index in found]) for kind, found in places.items()}
-        verdicts: dict[int, Verdict] = {}
-        for kind, future in futures.items():
-            verdicts.update(zip(places[kind], future.result(), strict=True))
-        return [verdicts[index] for index in range(len(questions))]
 
     def values(self) -> dict[str, float]:
         """Return metrics over all tasks that are verified in separate processes: totals, and answers waiting now."""

@@ -14,7 +14,7 @@ from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import TaskError
 from mrl.tasks.games.demonstrations import demonstrated
 from mrl.tasks.games.game_names import GAMES
-from mrl.tasks.operations import OPERATIONS, check_operation, write_completion
+from mrl.tasks.operations import OPERATIONS, check_name, write_completion
 from mrl.tasks.source import Item
 from mrl.tasks.sources import open_source
 from mrl.tasks.split import distinct_items, part_of
@@ -153,7 +153,7 @@ def _seeds(task: str, table: TaskTable, *, seed: int) -> list[int]:
 
 def _collect(task: str, table: TaskTable, *, seed: int) -> WarmStartTask:
     where = f"tasks.{task}"
-    check_operation(table.operation, where=where)
+    check_name(table.operation, OPERATIONS, "operation does not exist", where=where)
     source = open_source(task, table, seed=seed)
     items = [item for item in distinct_items(source, table, ENTRIES) if part_of(item) == "warm_start"]
     if not items or not all(item.subject for item in items):

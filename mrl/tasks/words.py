@@ -1,6 +1,5 @@
 """Word tasks generated here, in the style of reasoning-gym: one operation on one short word per data set."""
 
-import difflib
 import random
 import string
 from collections.abc import Iterator, Mapping
@@ -8,7 +7,7 @@ from typing import Any
 
 from mrl.errors import TaskError
 from mrl.tasks.extract import tagged_answer
-from mrl.tasks.operations import OPERATIONS
+from mrl.tasks.operations import OPERATIONS, check_name
 from mrl.tasks.source import Item
 
 TEMPLATES: dict[str, str] = {
@@ -33,9 +32,9 @@ class WordSource:
 
     def __init__(self, dataset: str, options: Mapping[str, Any], *, seed: int, where: str, get: str = "") -> None:
         """Raises TaskError for an unknown data set, an unknown option or impossible lengths."""
-        _check_name(dataset, TEMPLATES, "word data set does not exist", where)
+        check_name(dataset, TEMPLATES, "word data set does not exist", where=where)
         for option in options:
-            _check_name(option, DEFAULTS, f"data set {dataset!r} has no such option", where)
+            check_name(option, DEFAULTS, f"data set {dataset!r} has no such option", where=where)
         lengths = DEFAULTS | dict(options)
         self._min_letters, self._max_letters = lengths["min_letters"], lengths["max_letters"]
         if not all(isinstance(n, int) for n in lengths.values()) or not 2 <= self._min_letters <= self._max_letters:
@@ -67,10 +66,3 @@ class WordSource:
         letters = rng.choices(string.ascii_lowercase, k=rng.randint(self._min_letters, self._max_letters))
         word = "".join(letters)
         return word.capitalize() if rng.random() < CAPITALISED_SHARE else word
-
-
-def _check_name(name: str, known: Mapping[str, object], what: str, where: str) -> None:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        cure = f"did you mean {near[0]!r}?" if near else ""
-        raise TaskError(what, where=where, got=name, wanted="one of " + ", ".join(known), cure=cure)

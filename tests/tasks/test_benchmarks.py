@@ -108,7 +108,7 @@ def judged(table, source, item, completions):
         return [judge(source, item, completion) for completion in completions]
     pool = Judge({"b": table})
     try:
-        return pool.judge([VerificationRequest("b", source, item, completion) for completion in completions])
+        return pool.submit([VerificationRequest("b", source, item, completion) for completion in completions]).result()
     finally:
         pool.close()
 

@@ -158,8 +158,10 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
         prompts = [pool.prompt_at(position) for position in range(8)]
         own, word = (next(one for one in prompts if one.task == task) for task in ("own", "words"))
         trimmed = word.text.rsplit(": ", 1)[1][1:]
-        asked = [(own.prompt_id, "right"), (own.prompt_id, "die"), (word.prompt_id, trimmed), (word.prompt_id, "loo")]
-        verdicts = pool.verify_all(asked)
+        asked = [(own.prompt_id, ("right", "die")), (word.prompt_id, (trimmed, "loo"))]
+        verdicts = [
+            verdict for prompt, texts in asked for verdict in pool.submit([(prompt, text) for text in texts]).result()
+        ]
         assert [one.reward for one in verdicts] == [1.0, 0.0, 1.0, 0.0]
         assert [one.failure for one in verdicts] == ["", "exited", "", ""]
         assert pool.verifier_values()["verify/answers"] == 4.0

@@ -98,11 +98,11 @@ def test_completions_are_verified_through_the_pool(write):
         asked = next(prompt.prompt_id for prompt in prompts if prompt.text.startswith(PROBLEMS[0][0]))
         completions = [r"It is \boxed{0.25}.", r"\boxed{3}? No: \boxed{\frac14}", "The answer is 1/4.",
                        "<answer>0.250</answer>", r"\boxed{4}", r"so \boxed{0.2", "no idea"]  # fmt: skip
-        verdicts = pool.verify_all([(asked, completion) for completion in completions])
+        verdicts = pool.submit([(asked, completion) for completion in completions]).result()
         assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
         assert [verdict.extracted for verdict in verdicts][5:] == ["", ""]
         assert not any(verdict.failure for verdict in verdicts)
-        assert pool.verify(asked, r"\boxed{1/4}").reward == 1.0
+        assert pool.submit([(asked, r"\boxed{1/4}")]).result()[0].reward == 1.0
         counts = pool.verifier_values()
         assert counts == {"verify/pending": 0.0, "verify/answers": 6.0}
 

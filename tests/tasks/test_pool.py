@@ -82,9 +82,9 @@ def test_real_prompts_stand_unaltered_in_the_pool(tables, pool_table):
     found = re.fullmatch(r"Spell this word backward \(example: sun -> nus\): (\w+)", prompt.text)
     assert found
     word = found[1]
-    assert pool.verify(prompt.prompt_id, f"reverse <answer>{word[::-1]}</answer>").reward == 1.0
-    wrong = pool.verify(prompt.prompt_id, word[1:] + word[:1])
-    assert wrong.reward == 0.0
+    answers = [f"reverse <answer>{word[::-1]}</answer>", word[1:] + word[:1]]
+    verdicts = pool.submit([(prompt.prompt_id, answer) for answer in answers]).result()
+    assert [one.reward for one in verdicts] == [1.0, 0.0]
 
 
 def test_tags_stand_before_the_prompt(pool_table):
@@ -143,8 +143,7 @@ def test_no_label_is_read_where_the_collective_votes(tables, pool_table, monkeyp
     try:
         right = {one.prompt_id: OPERATIONS["swap"](one.text.rpartition(": ")[2], "") for one in (held_out, trained)}
         asked = [(held_out.prompt_id, right[held_out.prompt_id]), (held_out.prompt_id, "wrong")]
-        assert [one.reward for one in pool.verify_all(asked)] == [1.0, 0.0]
-        assert not any(one.is_voted for one in pool.verify_all(asked))
+        assert [(one.reward, one.is_voted) for one in pool.submit(asked).result()] == [(1.0, False), (0.0, False)]
         monkeypatch.setattr(WordSource, "score", lambda *_: pytest.fail("a label was read"))
         answers = [right[trained.prompt_id], " <answer> wrong</answer>", "<answer> </answer>"]
         verdicts = pool.submit([(trained.prompt_id, answer) for answer in answers]).result()

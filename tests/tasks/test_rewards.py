@@ -159,7 +159,8 @@ def judged(table: dict[str, object], *answers: str) -> list[Verdict]:
     source.verifier = task.verifier
     judge = Judge({"t": task})
     try:
-        return judge.judge([VerificationRequest("t", source, Item("p", "", "", 0), answer) for answer in answers])
+        asked = [VerificationRequest("t", source, Item("p", "", "", 0), answer) for answer in answers]
+        return judge.submit(asked).result()
     finally:
         judge.close()
 

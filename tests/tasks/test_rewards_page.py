@@ -28,7 +28,7 @@ def test_the_page_s_verifier_does_what_the_page_says(tmp_path, monkeypatch):
     try:
         prompt_id = pool.prompt_at(0).prompt_id
         answers = ["word", " word    <answer>word         .</answer>", "<answer> word   </answer>"]
-        verdicts = pool.verify_all([(prompt_id, answer) for answer in answers])
+        verdicts = pool.submit([(prompt_id, answer) for answer in answers]).result()
     finally:
         pool.close()
 

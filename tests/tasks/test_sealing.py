@@ -28,7 +28,7 @@ JUDGING = """
         given = [answer or item.reference for answer in answers]
         with closing(Judge({"t": table})) as judge:
             asked = [VerificationRequest("t", source, item, f"<answer>{one}</answer>") for one in given]
-            return [verdict.reward for verdict in judge.judge(asked)]
+            return [verdict.reward for verdict in judge.submit(asked).result()]
 """
 
 

@@ -43,28 +43,28 @@ def test_named_rewards_of_a_data_sets_own_scorer_are_a_failure():
     assert (verdict.reward, verdict.failure) == (0.0, "reward_names")
 
 
-def test_verdicts_keep_the_order_of_mixed_tasks(verifiers):
+def test_verdicts_keep_the_order_of_their_questions(verifiers):
     """Quick answers are judged here, the others in processes, and every verdict stands at its question's place."""
     words, outside = (
         WordSource("rotate", {}, seed=1, where=""),
         Scores(0.5, verifier="tests.support.hard_verifiers:by_text"),
     )
-    questions = [
-        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "right"),
-        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>bca</answer>"),
-        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "die"),
-        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "<answer>abc</answer>"),
-        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "  "),
-        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), "wrong"),
+    slow = [
+        VerificationRequest("slow", outside, Item("p", "", "", 0, reference="right"), text)
+        for text in ("right", "die", "  ", "wrong")
+    ]
+    quick = [
+        VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), f"<answer>{text}</answer>")
+        for text in ("bca", "abc")
     ]
     table = TaskTable(source="math", dataset="", verifier_processes=1)
     judges = Judge({"slow": table, "quick": table})
     assert judges.values() == {}
     try:
-        verdicts = judges.judge(questions)
-        assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
-        failures = ["", "", "exited", "", "", ""]
-        assert [verdict.failure for verdict in verdicts] == failures
+        later = judges.submit(slow)
+        assert [(one.reward, one.failure) for one in judges.submit(quick).result()] == [(1.0, ""), (0.0, "")]
+        assert [one.reward for one in later.result()] == [1.0, 0.0, 0.0, 0.0]
+        assert [one.failure for one in later.result()] == ["", "exited", "", ""]
         assert judges.values() == {
             "verify/answers": 3.0,
             "verify/pending": 0.0,
@@ -94,7 +94,8 @@ def test_quick_tasks_start_no_process():
     """The quickstart pays nothing for verifiers that it does not use."""
     words = WordSource("rotate", {}, seed=1, where="")
     judges = Judge({})
-    assert judges.judge([VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "bca")])[0].reward == 1.0
+    [verdict] = judges.submit([VerificationRequest("quick", words, Item("p", "abc", "", 0, "bca"), "bca")]).result()
+    assert verdict.reward == 1.0
     assert judges.values() == {}
 
 
@@ -105,7 +106,7 @@ def test_what_is_voted_on_reaches_no_verifier_process():
     item = Item("p", "", "", 0, reference="right")
     questions = [VerificationRequest("slow", outside, item, text, is_voted=True) for text in ("right", " ")]
     try:
-        verdicts = judges.judge(questions)
+        verdicts = judges.submit(questions).result()
         assert judges.values() == {}
     finally:
         judges.close()

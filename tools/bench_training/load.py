@@ -126,4 +126,5 @@ def _task(pool: TaskPool, place: int) -> Task:
 
 def _right_answer(pool: TaskPool, prompt_id: str, numbers: Sequence[int]) -> str:
     """First of the numbers that the verifier accepts as the answer."""
-    return next(str(n) for n in numbers if pool.verify(prompt_id, f"<answer>{n}</answer>").reward == 1.0)
+    verdicts = pool.submit([(prompt_id, f"<answer>{n}</answer>") for n in numbers]).result()
+    return next(str(n) for n, verdict in zip(numbers, verdicts, strict=True) if verdict.reward == 1.0)

@@ -26,7 +26,7 @@ from mrl.tasks.games.game_names import GAMES
 from mrl.tasks.jsonl_rows import jsonl_rows
 from mrl.tasks.options import checked_options
 from mrl.tasks.source import Item, Part
-from mrl.tasks.split import HELD_OUT_PERCENT, hash_percent
+from mrl.tasks.split import hashed_part
 
 FORM = 'a JSONL file, one object per line with the arguments of the environment\'s reset: {"word": "..."}'
 
@@ -103,7 +103,7 @@ class EnvironmentSource:
         state = canonical_json(row) if row else f"seed {number}"
         text = f"{self._dataset} {state}"
         if part is None and not self._is_game:  # the warm start needs a third part of a game's states
-            part = "held_out" if hash_percent(text) < HELD_OUT_PERCENT else "train"
+            part = hashed_part(text)
         return Item(text, "", "", number, part=part, row=json.dumps(whole, ensure_ascii=False))
 
 

@@ -22,7 +22,6 @@ class Architecture(NamedTuple):
     """First number of another calling convention; 0 where there is none."""
 
 
-FILES = ("open", "openat")
 _X86_64 = {
     "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "lseek": 8, "mmap": 9, "mprotect": 10,
     "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pread64": 17, "readv": 19,

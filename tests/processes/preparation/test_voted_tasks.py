@@ -119,7 +119,7 @@ def test_the_page_s_configuration_votes_on_prompts_without_labels(tmp_path, monk
     check_learning(config, where="test")
     pool = build_pool(config.tasks, config.pool)
     try:
-        verdict = pool.verify(pool.prompt_at(0).prompt_id, "so <answer> 7 </answer>")
+        [verdict] = pool.submit([(pool.prompt_at(0).prompt_id, "so <answer> 7 </answer>")]).result()
     finally:
         pool.close()
     assert (verdict.reward, verdict.extracted, verdict.is_voted) == (0.0, "7", True)
