@@ -280,16 +280,14 @@ def test_what_is_aborted_is_never_collected(make, weights):
 
 
 def test_a_killed_server_is_noticed_and_replaced(make, weights):
-    """In mid-batch: every method says that the engine is lost, with the likely cause; a restart remembers nothing."""
+    """In mid-batch: every method says that the engine is lost, and after a restart nothing of it is remembered."""
     engine = make(token_s=0.05)
     engine.load(weights(1), Version(0, 1))
     engine.submit([ask("a", 1, answers=4)])
     before = engine._process.pid
     os.kill(before, signal.SIGKILL)
 
-    told = await_loss(engine)
-    assert "toy" in told
-    assert "killed (code -9), most likely by the kernel because memory ran out" in told
+    assert "toy" in await_loss(engine)
     with pytest.raises(EngineLost):
         engine.score([[1, 2]])
     engine.restart()
@@ -420,6 +418,14 @@ def test_a_server_that_lacks_memory_is_told_from_one_that_ends_otherwise(make, s
     """By its code, or by its log, whose last words are shown; the cure is the setting of its kind."""
     with pytest.raises(EngineError, match=told):
         make(argv=[sys.executable, "-c", f"import os, sys; {script}"])
+
+
+def test_a_server_that_is_killed_later_is_told_with_the_likely_cause(make):
+    """It may be started again: it is lost, not unusable."""
+    engine = make()
+    os.kill(engine._process.pid, signal.SIGKILL)
+
+    assert "killed (code -9), most likely by the kernel because memory ran out" in await_loss(engine)
 
 
 @pytest.mark.parametrize("said", ["", "port 1: address already in use"])
