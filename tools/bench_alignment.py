@@ -17,7 +17,6 @@ that remains is the kernel's, which gives a large result its pages (of 1 us per 
 import argparse
 import gc
 import itertools
-import json
 import os
 import sys
 import tempfile
@@ -33,9 +32,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import numpy as np  # noqa: E402
 import real_vocabularies  # noqa: E402
 import spacy_alignments  # noqa: E402
-from rich import box  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
+from bench_row import Row, end, print_rows  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 
 from mrl.alignment.card_text import card_texts  # noqa: E402
@@ -50,23 +47,6 @@ ROUNDS = 3
 TOKENS_PER_SIZE = 2_000_000
 SPACY_ROWS = 60
 PAIRS = (("tekken", "qwen"), ("qwen", "tekken"))
-
-
-class Row(NamedTuple):
-    """One figure. `ratio` is a speed-up, a share of the reference's time, or growth; `required` bounds it."""
-
-    name: str
-    value: float
-    unit: str
-    against: str
-    ratio: float
-    required: str
-
-    @property
-    def ok(self) -> bool:
-        """Whether the ratio keeps its bound."""
-        bound, number = self.required[:2], float(self.required[2:])
-        return self.ratio >= number if bound == ">=" else self.ratio <= number
 
 
 class Sides(NamedTuple):
@@ -262,17 +242,6 @@ def ns_per_token(load: Load, name: str) -> float:
     return mean_s(load.work[name], repeats) / load.tokens * 1e9
 
 
-def print_table(rows: Sequence[Row]) -> None:
-    table = Table("what", box=box.SIMPLE_HEAD)
-    for name in ("value", "unit", "against", "ratio", "required", ""):
-        table.add_column(name, justify="right" if name in ("value", "ratio", "required") else "left")
-    for row in rows:
-        ratio = f"{row.ratio:.1%}" if "share" in row.against else f"{row.ratio:.2f}"
-        verdict = "ok" if row.ok else "MISSED"
-        table.add_row(row.name, f"{row.value:.2f}", row.unit, row.against, ratio, row.required, verdict)
-    Console(width=130).print(table)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="Speed of the alignment layer.")
     parser.add_argument("--quick", action="store_true", help="leave the row of 10 M tokens out")
@@ -287,10 +256,8 @@ def main() -> int:
             real_vocabularies.make_folder(name, folders)
         rows = [row for pair in PAIRS for row in bench_pair(folders, *pair)]
         rows += bench_growth(folders, (100_000, 1_000_000, *(() if arguments.quick else (10_000_000,))))
-    print_table(rows)
-    figures = [{**row._asdict(), "ok": row.ok} for row in rows]
-    print(json.dumps({"bench": "alignment", "rows": figures}))
-    return 0 if all(row.ok for row in rows) else 1
+    print_rows(rows)
+    return end("alignment", rows)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench_row import Row
+from bench_row import Row, end, print_rows
 
 from mrl.metrics.jsonl import each_metrics
 
@@ -269,14 +269,6 @@ def print_runs(found: dict[str, list[Outcome]]) -> None:
         print(f"{mode:14}" + "".join(f"{mean:10.2f}" for mean in means) + f"{busy:10.0%}   {rates}")
 
 
-def print_rows(rows: Sequence[Row]) -> None:
-    """Print one line for each row."""
-    for row in rows:
-        verdict = "" if row.required is None else f"   required {row.required}: {'ok' if row.ok else 'MISSED'}"
-        ratio = f"   {row.ratio:.2f} x {row.against}" if row.ratio is not None else ""
-        print(f"{row.name:42}{row.value:>9.5g} {row.unit}{ratio}{verdict}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="number of runs of either mode")
@@ -293,8 +285,7 @@ def main() -> int:
     print_runs(found)
     rows = rows_of(found)
     print_rows(rows)
-    print(json.dumps({"bench": "async", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    return end("async", rows)
 
 
 if __name__ == "__main__":

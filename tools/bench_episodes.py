@@ -16,7 +16,6 @@ one: while one episode waits, others have to be sampled.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -28,9 +27,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 import torch
-from bench_row import Row
+from bench_peers.process import tree_cpu_s
+from bench_row import Row, end, print_rows
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mrl.alignment.receiver import load_receiver
@@ -109,9 +108,8 @@ def main() -> int:
             closing.callback(way.close)
         figures = measure(ways, rounds=args.rounds, groups=args.groups)
     rows = rows_of(figures)
-    tell(rows)
-    print(json.dumps({"bench": "episodes", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    print_rows(rows)
+    return end("episodes", rows)
 
 
 def make_policy(folder: Path) -> None:
@@ -216,19 +214,12 @@ def measure(ways: dict[str, Any], *, rounds: int, groups: int) -> dict[str, Figu
         for name, way in ways.items():
             requests = way.requests(min(groups, MOST_LONG_GROUPS) if name in (KEPT, READ_AGAIN) else groups, number)
             num_episodes = sum(request.seeds.size for request in requests)
-            begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
+            begin_s, begin_cpu_s = time.perf_counter(), tree_cpu_s()
             way.play(requests)
-            took = Figures((time.perf_counter() - begin_s) / num_episodes, (cpu_s() - begin_cpu_s) / num_episodes)
+            took = Figures((time.perf_counter() - begin_s) / num_episodes, (tree_cpu_s() - begin_cpu_s) / num_episodes)
             if number:
                 best[name] = Figures(*map(min, zip(took, best.get(name, took), strict=True)))
     return best
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process and its descendants."""
-    me = psutil.Process()
-    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
 
 
 def rows_of(figures: dict[str, Figures]) -> list[Row]:
@@ -248,13 +239,6 @@ def rows_of(figures: dict[str, Figures]) -> list[Row]:
         ratio = figures[other].wall_s / figures[name].wall_s
         rows.append(Row(f"{name}: pace", 1 / figures[name].wall_s, "1/s", other, ratio, required))
     return rows
-
-
-def tell(rows: Sequence[Row]) -> None:
-    """Print the table."""
-    for row in rows:
-        beside = "" if row.ratio is None else f"{row.ratio:.2f} of {row.against}"
-        print(f"{row.name:<44} {row.value:>9.2f} {row.unit:<4} {beside} {row.required or ''}".rstrip())
 
 
 def _seeds(name: str, number: int) -> np.ndarray:

@@ -22,7 +22,7 @@ Exit code 1 when a required bound is missed or could not be measured. Ends with 
 """
 
 import argparse
-import json
+import math
 import os
 import sys
 import time
@@ -30,11 +30,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from bench_peers import brokers
 from bench_peers.loads import KINDS, SINGLE_KINDS
 from bench_peers.trial import Figures, Size, System, measure
+from bench_row import Row, end, print_rows
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -76,28 +76,6 @@ MIN_RATIO = 2.0
 """Required ratio of rollouts per second to a Redis whose acknowledged records survive as much."""
 
 
-class Row(NamedTuple):
-    """One figure. `ratio` is a speed-up, or a share of an allowed value; `required` bounds it."""
-
-    name: str
-    value: float | None
-    unit: str
-    against: str
-    ratio: float | None
-    required: str | None
-    ratio_of_medians: float | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the ratio keeps its bound; a ratio that was not measured does not."""
-        if self.required is None:
-            return True
-        if self.ratio is None:
-            return False
-        bound, number = self.required[:2], float(self.required[2:])
-        return self.ratio >= number if bound == ">=" else self.ratio <= number
-
-
 def rates(rounds: Rounds, name: str, kind: str) -> list[float]:
     """Records per second of every round; [] if the system was not measured."""
     return [figures[kind].records_per_s for figures in rounds.get(name, [])]
@@ -109,7 +87,7 @@ def ratio_row(rounds: Rounds) -> Row:
     both = bool(own and other)
     return Row(
         f"rollouts, {SYSTEMS['exchange-synced'].title}",
-        max(own, default=None),
+        max(own, default=math.nan),
         "records/s",
         SYSTEMS["redis-always"].title,
         max(own) / max(other) if both else None,
@@ -123,7 +101,7 @@ def share_row(rounds: Rounds, what: str, unit: str, bound: float, of: Callable[[
     found = [of(figures["both"]) for figures in rounds.get("exchange-synced", [])]
     return Row(
         f"1,000 GPUs, {SYSTEMS['exchange-synced'].title}: {what}",
-        min(found, default=None),
+        min(found, default=math.nan),
         unit,
         f"{bound:g} {unit}",
         min(found) / bound if found else None,
@@ -153,12 +131,12 @@ def figure_rows(rounds: Rounds) -> list[Row]:
     for name, found in rounds.items():
         for kind in KINDS:
             title = f"{TITLES[kind]}, {SYSTEMS[name].title}"
-            rows.append(Row(title, max(rates(rounds, name, kind)), "records/s", "", None, None, None))
+            rows.append(Row(title, max(rates(rounds, name, kind)), "records/s"))
             for part, cpu_us in (
                 ("broker CPU", min(figures[kind].broker_us for figures in found)),
                 ("CPU of all three", min(figures[kind].chain_us for figures in found)),
             ):
-                rows.append(Row(f"{title}: {part}", cpu_us, "us/record", "", None, None, None))
+                rows.append(Row(f"{title}: {part}", cpu_us, "us/record"))
     return rows
 
 
@@ -207,18 +185,6 @@ def cells_of(found: Sequence[Figures]) -> list[str]:
         f"{min(figures.p50_ms for figures in found):.2f}",
         f"{min(figures.p99_ms for figures in found):.2f}",
     ]
-
-
-def print_required(rows: Sequence[Row]) -> None:
-    table = Table("required", box=box.SIMPLE_HEAD)
-    for heading in ("value", "unit", "against", "ratio", "of medians", "required", ""):
-        table.add_column(heading, justify="left" if heading in ("unit", "against", "") else "right")
-    for row in rows:
-        verdict = "ok" if row.ok else "not measured" if row.ratio is None else "MISSED"
-        numbers = [f"{row.value:.1f}" if row.value is not None else "-", row.unit, row.against]
-        ratios = [f"{ratio:.2f}" if ratio is not None else "-" for ratio in (row.ratio, row.ratio_of_medians)]
-        table.add_row(row.name, *numbers, *ratios, row.required, verdict)
-    Console(width=170).print(table)
 
 
 def print_disturbance(rounds: Rounds) -> None:
@@ -272,13 +238,10 @@ def main() -> int:
     rounds = take_turns(present, QUICK if asked.quick else FULL, 1 if asked.quick else ROUNDS, asked.folder)
     rows = required_rows(rounds, chosen)
     print_figures(rounds)
-    if rows:
-        print_required(rows)
+    print_rows(rows)
     print_disturbance(rounds)
     print(f"{time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f} after the last round")
-    figures = [{**row._asdict(), "ok": row.ok} for row in [*rows, *figure_rows(rounds)]]
-    print(json.dumps({"bench": "exchange", "rows": figures}))
-    return 0 if all(row.ok for row in rows) else 1
+    return end("exchange", [*rows, *figure_rows(rounds)])
 
 
 if __name__ == "__main__":

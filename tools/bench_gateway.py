@@ -13,7 +13,6 @@ Prints a table; the last line is JSON. Ends with 1 when the gateway adds more th
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import subprocess
@@ -28,8 +27,8 @@ from typing import Any
 import aiohttp
 import torch
 from aiohttp import web
-from bench_episodes import GROUP_SIZE, TURNS, Played, config_of, make_policy, measure, tell
-from bench_row import Row
+from bench_episodes import GROUP_SIZE, TURNS, Played, config_of, make_policy, measure
+from bench_row import Row, end, print_rows
 
 from mrl.config.schema import GatewayTable
 from mrl.gateway.agent_children import AgentChildren
@@ -66,9 +65,8 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         rows = [*throughput(Path(scratch) / "a", args.rounds, args.groups), *latency(Path(scratch) / "b", args.calls)]
-    tell(rows)
-    print(json.dumps({"bench": "gateway", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    print_rows(rows)
+    return end("gateway", rows)
 
 
 async def serve(folder: Path, *, has_agents: bool) -> None:

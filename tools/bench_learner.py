@@ -20,7 +20,6 @@ other processes of the machine disturb both. Exit code 1 when a required ratio i
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -30,7 +29,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from bench_exchange import Row, print_required
+from bench_row import Row, end, print_rows
 from bench_training.environment import PINS, requirements, trl_python
 from bench_training.gate import compare
 from bench_training.load import LOADS, Load, Workplace
@@ -145,10 +144,9 @@ def main() -> int:
             rounds_of[load.title] = take_turns(place, python, repeats=asked.repeats, steps=asked.steps)
         rows += rows_of(load, rounds_of[load.title])
     print_figures(rounds_of)
-    print_required(rows)
+    print_rows(rows)
     print(f"{time.monotonic() - began_s:.0f} s, load {os.getloadavg()[0]:.1f} after the last round")
-    print(json.dumps({"bench": "learner", "rows": [{**row._asdict(), "ok": row.ok} for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    return end("learner", rows)
 
 
 if __name__ == "__main__":

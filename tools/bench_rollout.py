@@ -17,7 +17,6 @@ Prints a table; the last line is JSON. Ends with 1 when the embedded engine is l
 """
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -29,6 +28,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from bench_peers.process import tree_cpu_s
+from bench_row import Row, end, print_rows
 from transformers import (
     ContinuousBatchingConfig,
     DynamicCache,
@@ -56,7 +57,7 @@ CONTINUOUS = [(128, 16, 64), (512, 16, 128), (256, 32, 512)]
 BATCH_ROWS = [256, 64]
 EMBEDDED_ROWS = [256, 128]
 VLLM_ROWS = [256, 64]
-REQUIRED_RATIO = 2.0
+REQUIRED = ">=2"
 KINDS = ("short", "long tail")
 
 Round = Callable[[], int]
@@ -244,7 +245,7 @@ def vllm_rates(model: Qwen3ForCausalLM, num_rounds: int) -> dict[str, dict[str, 
         model.save_pretrained(folder / "model")
         for rows in VLLM_ROWS:
             try:
-                server = VLLMLoad(folder / "model", folder / "log", max_running=rows, max_context_tokens=256)
+                server = VLLMLoad(folder / "model", folder / "log", at_once=rows)
             except EngineError as error:
                 print(f"without vLLM: {error}", flush=True)
                 return rates
@@ -253,7 +254,7 @@ def vllm_rates(model: Qwen3ForCausalLM, num_rounds: int) -> dict[str, dict[str, 
                     prompts, lengths = make_load(kind)
                     ways = {f"vLLM, {rows} rows": partial(server.sample, prompts, lengths, GROUP_SIZE)}
                     # One more round, since the server sets up some of its parts in the first.
-                    rates[kind] |= best_rates(ways, num_rounds + 1, int(lengths.sum()), server.cpu_s)
+                    rates[kind] |= best_rates(ways, num_rounds + 1, int(lengths.sum()), tree_cpu_s)
     return rates
 
 
@@ -272,17 +273,16 @@ def measure(model: Qwen3ForCausalLM, kind: str, num_rounds: int) -> dict[str, fl
     return best_rates(in_turn, num_rounds, int(lengths.sum())) | continuous
 
 
-def rows_of(kind: str, rates: dict[str, float]) -> list[dict[str, object]]:
+def rows_of(kind: str, rates: dict[str, float]) -> list[Row]:
     """Rows of rates and ratios to the best `generate`, which the best embedded one has to reach on the long tail."""
     reference, best = (
         max((name for name in rates if name.startswith(way)), key=rates.__getitem__) for way in ("generate", "embedded")
     )
     rows = []
     for name, rate in rates.items():
-        ratio = rate / rates[reference]
-        required = REQUIRED_RATIO if kind == "long tail" and name == best else None
-        row = {"name": f"{kind}: {name}", "value": round(rate), "unit": "useful tokens/CPU s", "against": reference}
-        rows.append(row | {"ratio": round(ratio, 2), "required": required, "ok": required is None or ratio >= required})
+        required = REQUIRED if kind == "long tail" and name == best else None
+        unit, ratio = "useful tokens/CPU s", rate / rates[reference]
+        rows.append(Row(f"{kind}: {name}", rate, unit, reference, ratio, required))
     return rows
 
 
@@ -300,11 +300,8 @@ def main() -> int:
     )
     by_vllm = vllm_rates(model, arguments.rounds)
     rows = [row for kind in KINDS for row in rows_of(kind, measure(model, kind, arguments.rounds) | by_vllm[kind])]
-    for row in rows:
-        wanted = f", required {row['required']}: {'ok' if row['ok'] else 'MISSED'}" if row["required"] else ""
-        print(f"{row['name']:<58} {row['value']:>8} {row['unit']}   {row['ratio']:.2f} x {row['against']}{wanted}")
-    print(json.dumps({"bench": "rollout", "rows": rows}))
-    return 0 if all(row["ok"] for row in rows) else 1
+    print_rows(rows)
+    return end("rollout", rows)
 
 
 if __name__ == "__main__":

@@ -37,16 +37,16 @@ from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
-import psutil
 import torch
-from bench_row import Row
-from lone_worker import POLICY, LoneWorker, launch_of, make_policy, run_tables, start_with_text
+from bench_peers.process import tree_cpu_s
+from bench_row import Row, end, print_rows
+from lone_worker import POLICY, LoneWorker, make_policy, run_tables, start_with_text
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from vllm_load import launch_of
 
 from mrl.engines.embedded import EmbeddedEngine
 from mrl.engines.engine import GenerationRequest, Sampling, generate_all
 from mrl.engines.environment import is_made, making_command
-from mrl.engines.server_process import free_port
 from mrl.records.version import Version
 from mrl.tasks.environments.gateway_location import AGENT_KEY, ENDPOINT
 from mrl.transport.endpoints import read_endpoint
@@ -258,21 +258,17 @@ def served(
     return worker, Client(address.replace("tcp://", "http://"), key, POLICY)
 
 
-def cpu_s() -> float:
-    """CPU seconds of this process and its descendants; processes of the other ways hardly use any meanwhile."""
-    own = psutil.Process()
-    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
-
-
 def measured(ways: Mapping[str, Round], rounds: int) -> list[Row]:
-    """Measure two ways in turns: the best rounds by the clock and by CPU; a first round warms up and does not count."""
+    """Measure two ways in turns: the best rounds by the clock and by CPU; a first round warms up and does not count.
+
+    CPU seconds are of this process and its descendants; processes of the other ways hardly use any meanwhile.
+    """
     of_clock, of_cpu = dict.fromkeys(ways, 0.0), dict.fromkeys(ways, 0.0)
     for number in range(rounds + 1):
         for name, way in ways.items():
-            began_s, began_cpu_s = time.perf_counter(), cpu_s()
+            began_s, began_cpu_s = time.perf_counter(), tree_cpu_s()
             tokens = way()
-            clock, cpu = tokens / (time.perf_counter() - began_s), tokens / (cpu_s() - began_cpu_s)
+            clock, cpu = tokens / (time.perf_counter() - began_s), tokens / (tree_cpu_s() - began_cpu_s)
             print(f"round {number}: {name} {clock:.0f} tokens/s, {cpu:.0f} per CPU second", flush=True)
             if number:
                 of_clock[name], of_cpu[name] = max(of_clock[name], clock), max(of_cpu[name], cpu)
@@ -291,7 +287,7 @@ def of_vllm(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Namespace
     with ExitStack() as stack:
         worker, client = served(folder, "vllm", model)
         stack.enter_context(closing(worker))
-        launch = launch_of(folder / "policy", free_port("127.0.0.1"), at_once=CLIENTS)
+        launch = launch_of(folder / "policy", at_once=CLIENTS)
         stack.callback(start_with_text(launch, folder / "own.log").end)
         clients = {own: Client(f"http://{launch.host}:{launch.port}", "", "policy"), through: client}
         ways = {name: partial(one.all_at_once, arguments.calls) for name, one in clients.items()}
@@ -317,7 +313,7 @@ def of_sessions(folder: Path, model: Qwen3ForCausalLM, arguments: argparse.Names
         groups = CLIENTS * each // GROUP_SIZE
         worker, client = served(folder, "vllm", model, num_ends=NUM_ENDS, groups=groups, tasks={"trim": task})
         stack.enter_context(closing(worker))
-        launch = launch_of(folder / "policy", free_port("127.0.0.1"), at_once=CLIENTS)
+        launch = launch_of(folder / "policy", at_once=CLIENTS)
         stack.callback(start_with_text(launch, folder / "own.log").end)
         own = Client(f"http://{launch.host}:{launch.port}", "", "policy")
         players = threading.Thread(target=client.play, args=(is_over,), daemon=True)
@@ -374,12 +370,8 @@ def main() -> int:
             print(f"vLLM is left out: its environment is not there; cure: {making_command('vllm', 'cpu')}")
         if "embedded" in arguments.ways:
             rows += of_embedded(Path(folder) / "embedded", make_model(arguments.layers), arguments)
-    for row in rows:
-        verdict = f"   required {row.required}: {'ok' if row.ok else 'MISSED'}" if row.required else ""
-        ratio = f"{row.ratio:7.2f}" if row.ratio is not None else " " * 7
-        print(f"{row.name:48}{row.value:8.1f} {row.unit:13}{ratio}{verdict}")
-    print(json.dumps({"bench": "serving", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    print_rows(rows)
+    return end("serving", rows)
 
 
 if __name__ == "__main__":

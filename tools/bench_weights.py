@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_row import Row
+from bench_row import Row, end, print_rows
 from torch import Tensor, nn
 
 from mrl.errors import MissingError
@@ -343,11 +343,8 @@ def report(times: Times, size_bytes: int, threads: int) -> int:
         ratio = "" if ":" in part and part not in PARTS else f"{times.best(part) / copy_s:.2f}"
         print(f"| {part} | {times.best(part):.4f} | {ratio} |")
     rows = list(rows_of(times))
-    for row in rows:
-        wanted = f" (wanted {row.required})" if row.required else ""
-        print(f"{row.name}: {row.value:.3f} {row.unit}, {row.ratio or float('nan'):.2f} of {row.against}{wanted}")
-    print(json.dumps({"bench": "weights", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    print_rows(rows)
+    return end("weights", rows)
 
 
 def rows_of(times: Times) -> Iterator[Row]:

@@ -4,15 +4,13 @@
     .venv/bin/python tools/chaos.py CONFIG [--minutes 10] [--every 10] [--unbroken 3] [--seed 0]
                                     [--roles exchange,worker/qwen/0,...] [--kinds kill,pause,hang]
                                     [--runs FOLDER] [--out PNG] [KEY VALUE ...]
-    .venv/bin/python tools/chaos.py CONFIG --supervisor 3
 
-The first form trains under faults: about every so many seconds one role gets kill -9, is stopped for two seconds, or is
+The run trains under faults: about every so many seconds one role gets kill -9, is stopped for two seconds, or is
 stopped for good, so that the supervisor has to notice. A client of the run's exchange publishes records of its own
 meanwhile. The run has to end by itself, versions have to rise, the slots that all workers together may have in use
 never exceed those of the run (by the allocator's account, and by the workers' own logs), no acknowledged record may be
 missing from the exchange's log, no process may be left, and the accuracy has to lie within two standard errors of
-unbroken runs. The second form kills the supervisor at a random moment: no process may live ten seconds later, and
-`--resume` has to complete the run.
+unbroken runs.
 
 Prints tables; the last line is JSON, and the exit code 1 when a requirement did not hold. Words after the options are
 overrides of the configuration, for all runs.
@@ -21,8 +19,6 @@ overrides of the configuration, for all runs.
 import argparse
 import json
 import math
-import random
-import signal
 import sys
 import tempfile
 import time
@@ -35,7 +31,7 @@ import numpy as np
 from chaos_drill.faults import KINDS, Fault, Saboteur
 from chaos_drill.outcome import Outcome, outcome_of
 from chaos_drill.slots import End, most_in_use
-from chaos_drill.trial import Trial, resume, roles_of, train
+from chaos_drill.trial import Trial, roles_of, train
 from chaos_drill.witness import Witness
 
 from mrl.config.load import load_config
@@ -53,11 +49,7 @@ HIT_S = 0.5
 def main() -> int:
     asked, overrides = arguments()
     runs = asked.runs or Path(tempfile.mkdtemp(prefix="chaos_"))
-    config = load_config(asked.config, overrides)
-    if asked.supervisor:
-        rows = [row for number in range(asked.supervisor) for row in supervisor_drill(asked, runs, overrides, number)]
-    else:
-        rows = roles_drill(asked, runs, overrides, config)
+    rows = drill(asked, runs, overrides, load_config(asked.config, overrides))
     for row in rows:
         verdict = "ok" if row["ok"] else "FAIL"
         print(f"{verdict:5}{row['name']:52}{row['value']:10.3f} {row['unit']:11}{row['required']}")
@@ -65,9 +57,7 @@ def main() -> int:
     return 0 if all(row["ok"] for row in rows) else 1
 
 
-def roles_drill(
-    asked: argparse.Namespace, runs: Path, overrides: Sequence[str], config: RunConfig
-) -> list[dict[str, Any]]:
+def drill(asked: argparse.Namespace, runs: Path, overrides: Sequence[str], config: RunConfig) -> list[dict[str, Any]]:
     """Compare one run under faults with unbroken ones; return its rows."""
     whole = [unbroken(asked.config, runs, f"unbroken-{number}", overrides) for number in range(1, asked.unbroken + 1)]
     trial = train(asked.config, runs, "broken", *PATIENCE, *SILENCE, *overrides)
@@ -135,29 +125,6 @@ def accuracy_row(broken: Outcome, whole: Sequence[Outcome], num_prompts: int) ->
     return [row(name, distance, "std errors", distance <= 2, "<= 2")]
 
 
-def supervisor_drill(
-    asked: argparse.Namespace, runs: Path, overrides: Sequence[str], number: int
-) -> list[dict[str, Any]]:
-    """Kill the supervisor of a run at a random moment with kill -9, resume the run, and return its rows."""
-    trial = train(asked.config, runs, f"orphaned-{number}", *overrides)
-    trial.start()
-    assert trial.process is not None
-    kill_s = time.monotonic() + random.Random(asked.seed + number).uniform(0.3, 1.0) * asked.every * 10
-    while time.monotonic() < kill_s and trial.process.poll() is None:
-        trial.look()
-        time.sleep(0.1)
-    trial.process.send_signal(signal.SIGKILL)
-    trial.process.wait()
-    left = trial.left_behind()
-    again = resume(trial)
-    again.run(None, faults_for_s=0.0, limit_s=LIMIT_S)
-    return [
-        row(f"{number}: processes 10 s after the supervisor's death", left, "processes", left == 0, "0"),
-        row(f"{number}: exit code of --resume", again.code or 0, "code", again.code == 0, "0"),
-        row(f"{number}: versions out of order", len(again.disorders()), "versions", not again.disorders(), "0"),
-    ]
-
-
 def unbroken(config: Path, runs: Path, name: str, overrides: Sequence[str]) -> Outcome:
     """Outcome of a run without faults, which is run unless its report is there already."""
     trial = train(config, runs, name, *overrides)
@@ -218,7 +185,6 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--unbroken", type=int, default=3, metavar="N", help="runs to compare with (3)")
     parser.add_argument("--roles", default="", help="roles to hit, as their processes are titled (all)")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"kinds of faults, of {', '.join(KINDS)}")
-    parser.add_argument("--supervisor", type=int, default=0, metavar="N", help="kill the supervisor of N runs instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, help="folder to write the runs to (a temporary folder)")
     parser.add_argument("--out", type=Path, help="file of the picture of the rewards")

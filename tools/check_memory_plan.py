@@ -154,6 +154,7 @@ def main() -> int:
 
 def compare_without_data(ranks: list[int]) -> int:
     """Compare all layouts of these numbers of ranks; return the exit code."""
+    from bench_row import end
     from fake_ranks.comparison import HEADS, compare
     from fake_ranks.layouts import LAYOUTS
 
@@ -166,8 +167,7 @@ def compare_without_data(ranks: list[int]) -> int:
         print("\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] + ["--:"] * (len(head) - 1), *lines)))
         print()
     rows = [row for one in compared for row in one.rows()]
-    print(json.dumps({"bench": "memory_plan_without_data", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    return end("memory_plan_without_data", rows)
 
 
 def compare(folder: Path, names: list[str]) -> list[dict[str, Any]]:

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from mrl.config.load import validate
 from mrl.config.run_folder import create_run_folder
-from mrl.engines.environment import engine_python
 from mrl.engines.server_backend import Launch
 from mrl.engines.server_process import ServerProcess
 from mrl.engines.vllm_launch import command
@@ -149,22 +148,6 @@ class LoneWorker:
 def _pool(tables: dict[str, Any]) -> TaskPool:
     config = validate(tables, where="lone_worker.py")
     return build_pool(config.tasks, config.pool)
-
-
-def launch_of(folder: Path, port: int, *, at_once: int) -> Launch:
-    """Launch settings of a server on which other clients put a load; the worker starts its own in the same way."""
-    return Launch(
-        python=engine_python("vllm", device="cpu"),
-        model_folder=folder,
-        host="127.0.0.1",
-        port=port,
-        device="cpu",
-        dtype="float32",
-        threads=1,
-        max_running=at_once,
-        max_context_tokens=256,
-        seed=1,
-    )
 
 
 def start_with_text(launch: Launch, log: Path) -> ServerProcess:

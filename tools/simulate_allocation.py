@@ -26,7 +26,6 @@ Exit code 1 when a required bound is missed. Ends with one line of JSON.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,7 +35,7 @@ from allocation_simulation.bound import bound
 from allocation_simulation.large import LargeWorld, large_instance
 from allocation_simulation.outcomes import CONTROLLER, Trial, rules, try_all, try_rule
 from allocation_simulation.settings import MAX_STALENESS_VERSIONS, random_instance, scenarios
-from bench_row import Row
+from bench_row import Row, end
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -175,8 +174,7 @@ def main() -> int:
     for row in rows:
         if not row.ok:
             say(f"MISSED: {row.name} is {row.value:.4g} {row.unit}, required {row.required} of {row.against}")
-    print(json.dumps({"bench": "allocation", "rows": [row.fields for row in rows]}))
-    return 0 if all(row.ok for row in rows) else 1
+    return end("allocation", rows)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """A vLLM server on a CPU, for benchmarks, under a load whose answers have lengths that are fixed beforehand."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from mrl.engines.engine import Sampling
 from mrl.engines.environment import engine_python
@@ -21,23 +19,28 @@ SAMPLING = Sampling(1.0, 1, ())
 HOST = "127.0.0.1"
 
 
-class VLLMLoad:
-    """Server of `model_folder` that samples `max_running` answers at once with one thread, with log-probabilities."""
+def launch_of(model_folder: Path, *, at_once: int) -> Launch:
+    """Launch settings of a server on a free port, with one thread. Raises EngineError without vLLM's environment."""
+    return Launch(
+        python=engine_python("vllm", device="cpu"),
+        model_folder=model_folder,
+        host=HOST,
+        port=free_port(HOST),
+        device="cpu",
+        dtype="float32",
+        threads=1,
+        max_running=at_once,
+        max_context_tokens=256,
+        seed=1,
+    )
 
-    def __init__(self, model_folder: Path, log: Path, *, max_running: int, max_context_tokens: int) -> None:
+
+class VLLMLoad:
+    """Server of `model_folder` that samples `at_once` answers at once with one thread, with log-probabilities."""
+
+    def __init__(self, model_folder: Path, log: Path, *, at_once: int) -> None:
         """Start the server and wait until it is up. Raises EngineError, also where vLLM's environment is missing."""
-        launch = Launch(
-            python=engine_python("vllm", device="cpu"),
-            model_folder=model_folder,
-            host=HOST,
-            port=free_port(HOST),
-            device="cpu",
-            dtype="float32",
-            threads=1,
-            max_running=max_running,
-            max_context_tokens=max_context_tokens,
-            seed=1,
-        )
+        launch = launch_of(model_folder, at_once=at_once)
         self._backend, self._url = VLLM(), f"http://{HOST}:{launch.port}"
         self._process = ServerProcess(self._backend.command(launch), self._backend.environment(launch), log)
         try:
@@ -49,12 +52,6 @@ class VLLMLoad:
     def close(self) -> None:
         """End the server."""
         self._process.end()
-
-    def cpu_s(self) -> float:
-        """CPU seconds of all processes of the server, and of this process, which asks it."""
-        root = psutil.Process(self._process.pid)
-        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
-        return time.process_time() + sum(one.user + one.system for one in times)
 
     def sample(self, prompts: Sequence[Sequence[int]], lengths: np.ndarray, group_size: int) -> int:
         """Sample answer i, of `lengths[i]` tokens, behind prompt i // group_size; return the number of all tokens."""

@@ -9,7 +9,7 @@ from mrl.alignment.aligned_batch import AlignedBatch
 from mrl.alignment.pair_card import written_by
 from mrl.alignment.peer_answer import PeerAnswer
 from mrl.alignment.receiver import Receiver
-from mrl.alignment.residual import effective_share, excess_std_nats, summarise
+from mrl.alignment.residual import excess_std_nats, summarise
 from mrl.alignment.translate import translate_batch
 from mrl.records.finish import FinishReason
 
@@ -63,15 +63,6 @@ def test_identity_has_no_residual(receivers):
     assert whole.span_std_nats == pytest.approx(0.0, abs=1e-7)
     assert whole.sequence_ess == pytest.approx(1.0)
     assert whole.outside_band == 0.0
-
-
-def test_effective_share():
-    """One weight that dwarfs the others leaves one sample; huge logs do not overflow."""
-    assert effective_share(np.array([1000.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
-    assert effective_share(np.array([-5000.0, -5000.0])) == pytest.approx(1.0)
-    weights = np.array([1.0, 2.0, 3.0])
-    assert effective_share(np.log(weights)) == pytest.approx(36 / 14 / 3)
-    assert effective_share(np.array([])) == 0.0
 
 
 def test_floor_is_taken_off():

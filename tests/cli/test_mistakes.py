@@ -594,7 +594,7 @@ SEEN_IN_RUNS = {
     "resumed with fewer steps": "tests/config/test_run_folder.py",
     "the metrics' port is busy": "tests/cli/test_main.py",
     "the disk is full in the middle of a run": "tests/processes/test_supervisor.py",
-    "kill -9 of a worker or of the supervisor": "tests/system/test_chaos.py",
+    "kill -9 of a worker or of the supervisor": "tests/system/test_training.py",
 }
 
 

@@ -140,21 +140,29 @@ class Counting:
         return Segment(tokens, [-float(token) for token in tokens], FinishReason.LENGTH)
 
 
-def test_what_a_server_samples_behind_a_stop_string_is_not_the_answers(monkeypatch):
-    """It is asked for little at a time, and its limit there is no end."""
+@pytest.mark.parametrize(
+    ("text", "limit", "tokens", "reason", "calls"),
+    [
+        (b"ab", 10, [7, 8, 9, 10, 11], FinishReason.STOP, [3, 3]),
+        (b"ba", 7, [7, 8, 9, 10, 11, 12, 13], FinishReason.LENGTH, [3, 3, 1]),
+    ],
+    ids=["a stop string", "none"],
+)
+def test_what_a_server_samples_behind_a_stop_string_is_not_the_answers(monkeypatch, text, limit, tokens, reason, calls):
+    """It is asked for little at a time, and its limit there is no end; without a stop string the policy's limit is."""
     monkeypatch.setattr(segments, "TOKENS_BETWEEN_STOPS", 3)
     server = Counting()
-    asked = Segments(server, None, Sampling(1.0, 10, (99,), stop_at(b"ab")), drain_s=5.0)
+    asked = Segments(server, None, Sampling(1.0, limit, (99,), stop_at(text)), drain_s=5.0)
     asked.label(OLD, "")
     request = GenerationRequest("r", np.array([6], dtype=np.int32), np.array([7], dtype=np.uint64))
 
     answer = asyncio.run(asked.answer(request, 0)).generation
 
-    assert answer.token_ids.tolist() == [7, 8, 9, 10, 11]
-    assert answer.logprobs.tolist() == [-7.0, -8.0, -9.0, -10.0, -11.0]
-    assert answer.versions == [VersionSpan(5, OLD)]
-    assert answer.finish_reason is FinishReason.STOP
-    assert server.asked == [3, 3]
+    assert answer.token_ids.tolist() == tokens
+    assert answer.logprobs.tolist() == [-float(token) for token in tokens]
+    assert answer.versions == [VersionSpan(len(tokens), OLD)]
+    assert answer.finish_reason is reason
+    assert server.asked == calls
 
 
 def test_a_stream_ends_at_its_stop_string(monkeypatch):
@@ -206,18 +214,3 @@ class Streaming(Counting):
             self.num_read += 1
         finally:
             self.num_closed += 1
-
-
-def test_a_server_that_meets_no_stop_string_samples_to_the_limit(monkeypatch):
-    """In as many calls as that takes."""
-    monkeypatch.setattr(segments, "TOKENS_BETWEEN_STOPS", 3)
-    server = Counting()
-    asked = Segments(server, None, Sampling(1.0, 7, (99,), stop_at(b"ba")), drain_s=5.0)
-    asked.label(OLD, "")
-    request = GenerationRequest("r", np.array([6], dtype=np.int32), np.array([7], dtype=np.uint64))
-
-    answer = asyncio.run(asked.answer(request, 0)).generation
-
-    assert answer.token_ids.tolist() == list(range(7, 14))
-    assert answer.finish_reason is FinishReason.LENGTH
-    assert server.asked == [3, 3, 1]

@@ -58,26 +58,6 @@ def with_given_tokens(rows, seed=1):
     return found
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
-def test_given_tokens_are_seen_and_not_trained_on(tiny_model, make_rows, family):
-    """Sampled tokens have the log-probs of a plain forward over the whole row; given ones are no targets."""
-    rows = with_given_tokens(with_shared_prompts(make_rows(23), 4))
-    plain, model = tiny_model(family), tiny_model(family)
-    use_row_attention(model)
-
-    batches = pack(rows, COMPONENTS, microbatch_tokens=64)
-    found = {}
-    for batch in batches:
-        logprobs_T = answer_logprobs(model, batch, SETTINGS)
-        found |= {place: logprobs_T[batch.row_T == place] for place in batch.row_T.unique().tolist()}
-
-    assert sorted(found) == list(range(23))
-    assert any(not row.is_trained.all() for row in rows)
-    for place, row in enumerate(rows):
-        expected = separate_logprobs(plain, row)[torch.from_numpy(row.is_trained)]
-        assert torch.allclose(found[place], expected, atol=2e-5)
-
-
 def with_later_rows(rows, seed=3):
     """The same rows as episodes of up to three rows, each of which begins with given tokens."""
     rng, found = np.random.default_rng(seed), []
@@ -91,7 +71,9 @@ def with_later_rows(rows, seed=3):
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
 @pytest.mark.parametrize("microbatch_tokens", [1, 64, 10_000])
 def test_later_rows_of_an_episode_see_nothing_of_what_stands_before(tiny_model, make_rows, family, microbatch_tokens):
-    """Each is scored as by a plain forward over it alone; to the loss they are one row, of the same tokens."""
+    """Each is scored as by a plain forward over it alone, given tokens being no targets; to the loss they are one row,
+    of the same tokens.
+    """
     rows = with_later_rows(with_shared_prompts(make_rows(31), 4))
     assert {row.num_rows for row in rows} == {1, 2, 3}
     plain, model = tiny_model(family), tiny_model(family)
@@ -116,22 +98,6 @@ def test_later_rows_of_an_episode_see_nothing_of_what_stands_before(tiny_model, 
             is_trained = row.is_trained[start + bool(number) : end]
             expected.append(separate_logprobs(plain, alone)[torch.from_numpy(is_trained)])
         assert torch.allclose(found[place], torch.cat(expected), atol=2e-5)
-
-
-def test_values_of_a_row_stay_with_its_sampled_tokens(make_rows):
-    """Advantages, weights, behaviour and spans are those of sampled tokens alone, in their order."""
-    rows = with_given_tokens(make_rows(40, shared=True))
-
-    for batch in pack(rows, COMPONENTS, microbatch_tokens=96):
-        for place in batch.row_T.unique().tolist():
-            mine, row = (batch.row_T == place).numpy(), rows[place]
-            np.testing.assert_array_equal(batch.target_ids_T.numpy()[mine], row.answer_token_ids[row.is_trained])
-            np.testing.assert_array_equal(batch.weights_T.numpy()[mine], row.weights)
-            if row.behaviour_logprobs is not None:
-                np.testing.assert_array_equal(batch.behaviour_logprobs_T.numpy()[mine], row.behaviour_logprobs)
-            if row.behaviour_spans is not None:
-                spans = batch.behaviour_span_T.numpy()[mine]
-                np.testing.assert_array_equal(np.diff(spans) == 0, np.diff(row.behaviour_spans) == 0)
 
 
 @pytest.mark.parametrize("answers_each", [1, 3, 8])
@@ -217,21 +183,25 @@ def test_ranks_share_the_rows_without_loss_or_overlap(make_rows, world_size):
     assert all(len(batch.input_ids_L) <= 96 for share in shares for batch in share)
 
 
-def test_every_token_keeps_what_its_row_says(make_rows):
-    """Values stay with their tokens; rows without behaviour have 0, without a teacher NaN."""
-    rows = make_rows(40, shared=True)
+@pytest.mark.parametrize("rows_of", [list, with_given_tokens], ids=["answers", "given tokens"])
+def test_every_token_keeps_what_its_row_says(make_rows, rows_of):
+    """Values stay with their sampled tokens; rows without behaviour have 0, without a teacher NaN."""
+    rows = rows_of(make_rows(40, shared=True))
 
     for batch in pack(rows, COMPONENTS, microbatch_tokens=96):
         for place in batch.row_T.unique().tolist():
             mine, row = (batch.row_T == place).numpy(), rows[place]
-            absent = np.full(row.answer_token_ids.size, np.nan, np.float32)
+            absent = np.full(row.num_trained_tokens, np.nan, np.float32)
             behaviour = np.nan_to_num(absent) if row.behaviour_logprobs is None else row.behaviour_logprobs
             teacher = absent if row.teacher_logprobs is None else row.teacher_logprobs
-            np.testing.assert_array_equal(batch.target_ids_T.numpy()[mine], row.answer_token_ids)
+            np.testing.assert_array_equal(batch.target_ids_T.numpy()[mine], row.trained_token_ids)
             np.testing.assert_array_equal(batch.advantages_T.numpy()[mine], row.advantages)
             np.testing.assert_array_equal(batch.weights_T.numpy()[mine], row.weights)
             np.testing.assert_array_equal(batch.behaviour_logprobs_T.numpy()[mine], behaviour)
             np.testing.assert_array_equal(batch.teacher_logprobs_T.numpy()[mine], teacher)
+            if row.behaviour_spans is not None:
+                spans = batch.behaviour_span_T.numpy()[mine]
+                np.testing.assert_array_equal(np.diff(spans) == 0, np.diff(row.behaviour_spans) == 0)
             assert {COMPONENTS[index].name for index in batch.component_T[mine].tolist()} == {row.component}
 
 

@@ -100,17 +100,6 @@ def test_a_group_waits_for_the_proof_of_every_version_in_it(flights):
     assert not unproved.is_good(None)
 
 
-def test_what_was_sampled_under_wrong_weights_is_sampled_again(flights):
-    """Refused groups come back as work."""
-    unproved = UnprovedGroups()
-    (request,) = flights.depart([item("a", 1)])
-    unproved.hold(flights.arrive([FinishedAnswer(request.request_id, 0, answer(NEW))]))
-
-    assert [work.ticket for work in unproved.refuse()] == ["a"]
-    unproved.passed(NEW)
-    assert unproved.release() == []
-
-
 def test_states_that_lead_nowhere_end_no_run(flights):
     """However many in a row: the group is given up whole and says why, others that begin are none of its concern."""
     said = tuple(SharedTurn(is_sampled=own, messages=(Message("user", "a"),)) for own in (True, False))

@@ -32,9 +32,10 @@ from mrl.records.version import Version, VersionSpan
 from mrl.sharing.context import SharingContext
 from mrl.sharing.own_examples import own_advantages
 from mrl.sharing.own_objective import own_objective
-from mrl.sharing.own_traces import rollout_record
+from mrl.sharing.own_traces import rollout_record, trace_of
 from mrl.sharing.regime import AbsorbResult, Author, Regime
 from mrl.sharing.regimes import build_regime
+from mrl.sharing.rlad import request_id
 from mrl.sharing.sgt import SgtRegime
 from tests.support.drawn_episodes import OTHER_CALLS
 from tests.support.model_folders import write_byte_level
@@ -187,6 +188,16 @@ def score(
     return Received(_of_wire(record), 0)
 
 
+def scored_by(
+    tokenizer: Receiver, shared: ScoredGroup, logprobs: float | Callable, *, source: str = "peer"
+) -> Received:
+    """What a teacher with this tokenizer answers to the request about a group."""
+    texts = [answer.completion for answer in shared.answers]
+    seen = sampled_group(tokenizer, [0.0] * len(texts), texts=texts, logprobs=logprobs)
+    traces = [trace_of(one, tokenizer) for one in seen.answers]
+    return score(request_id("own", shared.ticket), traces, source=source)
+
+
 @pytest.fixture
 def make() -> SimpleNamespace:
     """Everything above, by name."""
@@ -198,6 +209,7 @@ def make() -> SimpleNamespace:
         rollout=rollout,
         value=value,
         score=score,
+        scored_by=scored_by,
     )
 
 

@@ -1,6 +1,5 @@
 """CoPD: phases, who teaches whom, the gate, and the gradient of distilled groups in the papers' notation."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -18,15 +17,6 @@ from mrl.sharing.own_traces import trace_of
 from mrl.sharing.rlad import request_id
 
 DISTIL = {"rl_steps": 0, "max_gap_nats": 1e9}
-
-
-def scored_by(make, tokenizer, group, logprobs, *, source="peer"):
-    """What a teacher with this tokenizer answers to the request about `group`."""
-    texts = [answer.completion for answer in group.answers]
-    seen = make.sampled(tokenizer, [0.0] * len(texts), texts=texts, logprobs=logprobs)
-    return make.score(
-        request_id("own", group.ticket), [trace_of(one, tokenizer) for one in seen.answers], source=source
-    )
 
 
 def falling(ids):
@@ -82,7 +72,7 @@ def test_groups_without_scores_are_trained_by_rewards(build, make, receiver, lab
     groups = [make.sampled(receiver, [1, 0], step=step), make.sampled(receiver, [1, 1], "q", step=step)]
     absorbed = assert_same_step(lab, step_of, [copd, alone], groups, model)
     assert absorbed.counts["sharing/absent_rows"] == absorbed.counts["sharing/asked_rows"] == (4 if step else 0)
-    copd.hear([scored_by(make, receiver, groups[0], -0.1)], step=step)
+    copd.hear([make.scored_by(receiver, groups[0], -0.1)], step=step)
     assert step_of(copd, []).counts["regime/ignored_late"] == 1
 
 
@@ -107,7 +97,7 @@ def test_a_peer_that_thinks_the_same_moves_nothing(build, make, receiver, lab, s
     model = lab.model()
     group = make.sampled(receiver, [1, 0], logprobs=model.sampler_logprobs)
     regime = build("copd", **DISTIL)
-    absorbed = step_of(regime, [group], [scored_by(make, receiver, group, model.sampler_logprobs)])
+    absorbed = step_of(regime, [group], [make.scored_by(receiver, group, model.sampler_logprobs)])
     assert absorbed.counts["sharing/scored_rows"] == len(absorbed.examples) == 2
     assert absorbed.counts["sharing/agreement/peer"] == 1
     largest = max(float(one.abs().max()) for one in lab.gradient(absorbed, regime, model))
@@ -120,7 +110,7 @@ def test_one_tokenizer_is_the_formula_by_token(build, make, receiver, lab, step_
     model = lab.model()
     group = make.sampled(receiver, rewards, logprobs=model.sampler_logprobs)
     regime = build("copd", **DISTIL, coefficient=0.7, min_agreement=0)
-    absorbed = step_of(regime, [group], [scored_by(make, receiver, group, falling)])
+    absorbed = step_of(regime, [group], [make.scored_by(receiver, group, falling)])
 
     def slow(model):
         total = 0.0
@@ -147,7 +137,7 @@ def test_two_tokenizers_are_the_formula_by_chunk(
     model, context = lab.model(), replace(make_context(), receiver=mine)
     group = make.sampled(mine, [1, 0], logprobs=model.sampler_logprobs)
     regime = build("copd", context, **DISTIL, spreading=spreading, min_agreement=0)
-    absorbed = step_of(regime, [group], [scored_by(make, theirs, group, falling)])
+    absorbed = step_of(regime, [group], [make.scored_by(theirs, group, falling)])
     widths = []
 
     def advantages_of(answer, log_pi):
@@ -198,7 +188,7 @@ def test_an_end_that_the_teacher_lacks_is_not_moved(build, make, peer, receiver,
 def test_the_gate_opens_by_the_share_of_spans_that_agree(build, make, receiver, step_of, lab, share, is_open):
     """One token in four is a nat and more away; a closed gate leaves the own objective, and is counted."""
     group = made_of_four_tokens(make, receiver)
-    told = scored_by(make, receiver, group, lambda ids: np.array([-0.5, -1.4, -0.6, -1.6]))
+    told = make.scored_by(receiver, group, lambda ids: np.array([-0.5, -1.4, -0.6, -1.6]))
     regime, model = build("copd", **DISTIL, min_agreement=share), lab.model()
     absorbed = step_of(regime, [group], [told])
     counts = absorbed.counts
@@ -229,8 +219,8 @@ def test_the_gate_is_one_for_each_teacher(build, make_context, make, receiver, s
     groups = [make.sampled(receiver, [1, 0], "p"), make.sampled(receiver, [1, 0], "q")]
     groups[1] = msgspec.structs.replace(groups[1], task="other")
     received = [
-        scored_by(make, receiver, groups[0], -0.6, source="a"),
-        scored_by(make, receiver, groups[1], -2.6, source="b"),
+        make.scored_by(receiver, groups[0], -0.6, source="a"),
+        make.scored_by(receiver, groups[1], -2.6, source="b"),
     ]
     absorbed = step_of(regime, groups, received)
     found = {(row.prompt_id, row.teacher_logprobs is not None) for row in absorbed.examples}
@@ -246,7 +236,7 @@ def test_only_the_policy_that_was_asked_teaches(build, make_context, make, recei
     )
     group = make.sampled(receiver, [1, 0])
     assert regime.publish(group, make.author())[0].scorer == "a"
-    scores = [scored_by(make, receiver, group, -0.6, source=source) for source in "ab"]
+    scores = [make.scored_by(receiver, group, -0.6, source=source) for source in "ab"]
     absorbed = step_of(regime, [group], scores)
     assert {row.examined.source for row in absorbed.examples} == {"a"}
     assert absorbed.counts["regime/ignored_other"] == 1.0
@@ -286,7 +276,7 @@ def test_term_and_patience(build, make_context):
 def test_unusable_scores_are_counted_and_trained_by_rewards(build, make, peer, receiver, step_of, record):
     """Unscored and lying ones are told apart; their rows keep the advantages of the rewards."""
     group = make.sampled(receiver, [1, 0, 0])
-    told = scored_by(make, peer, group, -0.1)
+    told = make.scored_by(peer, group, -0.1)
     lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
     scores = [told.record.scores[0], None, trace_of(lie, peer)]
     regime = build("copd", **DISTIL, min_agreement=0)
@@ -311,22 +301,12 @@ def test_the_reference_still_holds_rows_of_equal_rewards(build, make_context, ma
         assert absorbed.denominators == {"policy_gradient": 2.0}
 
 
-def test_rate_survives_json(build, make, receiver, step_of):
-    """What was asked before a restart still counts."""
-    regime = build("copd", rl_steps=0)
-    step_of(regime, [make.sampled(receiver, [1, 0])])
-    restored = build("copd", rl_steps=0)
-    restored.restore(json.loads(json.dumps(regime.state())))
-    assert step_of(restored, []).counts == step_of(regime, []).counts
-    assert step_of(restored, []).counts["sharing/hit_rate"] == 0.0
-
-
 def test_masked_answers_are_left_out_and_keep_the_others_scores(build, make_context, make, receiver, step_of):
     """An answer that was cut is scored with its group, and not trained."""
     whole, cut = (make.sampled(receiver, [1, 0, 0], finished=finished) for finished in (True, False))
     group = msgspec.structs.replace(whole, answers=[cut.answers[0], *whole.answers[1:]])
     regime = build("copd", make_context(mask_cut_answers=True), **DISTIL, min_agreement=0)
-    absorbed = step_of(regime, [group], [scored_by(make, receiver, group, -0.1)])
+    absorbed = step_of(regime, [group], [make.scored_by(receiver, group, -0.1)])
     assert len(absorbed.examples) == 2
     assert all(row.teacher_logprobs is not None for row in absorbed.examples)
     assert absorbed.denominators == {"policy_gradient": 2.0}

@@ -24,16 +24,6 @@ def test_the_least_recently_failed_makes_room():
     assert pending.take_counts()["sharing/expired_prompts"] == 1
 
 
-def test_gate_is_inclusive():
-    """A failure may be rescued at an age of exactly the gate, and not one version later."""
-    pending = PendingRescues(max_pending=9, gate_age_versions=3)
-    pending.failed(failure("a", 5))
-    pending.expire(step=8)
-    assert "a" in pending
-    pending.expire(step=9)
-    assert "a" not in pending
-
-
 def test_only_newer_or_equal_success_supersedes():
     """A success of an older version than the one that failed does not end the wait."""
     pending = PendingRescues(max_pending=9, gate_age_versions=3)

@@ -18,15 +18,6 @@ from mrl.sharing.rlad import request_id
 TIS = Correction("token", "truncate", 0.0, 5.0)
 
 
-def scored_by(make, tokenizer, group, logprobs, *, source="peer"):
-    """What a teacher with this tokenizer answers to the request about `group`."""
-    texts = [answer.completion for answer in group.answers]
-    seen = make.sampled(tokenizer, [0.0] * len(texts), texts=texts, logprobs=logprobs)
-    return make.score(
-        request_id("own", group.ticket), [trace_of(one, tokenizer) for one in seen.answers], source=source
-    )
-
-
 def test_request_holds_the_texts_of_a_group(build, make, receiver):
     """What the teacher needs, and an id that the learner knows too."""
     regime, group = build("rlad"), make.sampled(receiver, [1, 0], "q")
@@ -61,8 +52,8 @@ def test_life_of_a_request(build, make, peer, receiver):
     regime.asks(group)
     assert regime.awaited() == ["p"]
     assert not regime.is_settled(group)
-    told = scored_by(make, peer, group, -0.1)
-    regime.hear([told, make.success(), scored_by(make, peer, group, -0.1, source="other")], step=0)
+    told = make.scored_by(peer, group, -0.1)
+    regime.hear([told, make.success(), make.scored_by(peer, group, -0.1, source="other")], step=0)
     assert regime.is_settled(group)
     assert regime.awaited() == []
     absorbed = regime.absorb([group], step=0, rng=np.random.default_rng(0))
@@ -85,7 +76,7 @@ def test_a_masked_answer_takes_its_score_with_it(build, make_context, make, peer
     for mask in (False, True):
         regime = build("rlad", make_context(mask_cut_answers=mask))
         regime.asks(group)
-        regime.hear([scored_by(make, peer, group, -0.1)], step=0)
+        regime.hear([make.scored_by(peer, group, -0.1)], step=0)
         examples[mask] = regime.absorb([group], step=0, rng=np.random.default_rng(0)).examples
 
     assert (len(examples[False]), len(examples[True])) == (3, 2)
@@ -133,7 +124,7 @@ def test_scores_of_dropped_groups_are_let_go(build, make_context, make, receiver
 def test_unusable_scores_leave_the_plain_ratio(build, make, peer, receiver, step_of, record):
     """Unscored, lying and miscounted ones are told apart; the row is trained without a teacher."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
-    told = scored_by(make, peer, groups[0], -0.1)
+    told = make.scored_by(peer, groups[0], -0.1)
     lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
     scores = [told.record.scores[0], None, trace_of(lie, peer)]
     received = [
@@ -159,7 +150,7 @@ def test_alpha_one_is_the_own_objective(build, make_context, make, peer, receive
     model, start, context = lab.model(2), lab.model(5), make_context(method=method)
     group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
     rlad, alone = build("rlad", context, alpha=1.0 if told else 0.3), build("independent", context)
-    received = [scored_by(make, peer, group, -0.1)] if told else []
+    received = [make.scored_by(peer, group, -0.1)] if told else []
     found, expected = step_of(rlad, [group], received), step_of(alone, [group])
     assert (found.examples[0].teacher_logprobs is not None) == told
     assert found.denominators == expected.denominators
@@ -175,7 +166,7 @@ def test_teacher_equal_to_the_past_self_is_the_own_objective(build, make, receiv
         parameter.data.mul_(1.02)  # a small step: inside the clamp
     group = make.sampled(receiver, [1, 0, 0], logprobs=start.sampler_logprobs)
     rlad, alone = build("rlad", alpha=alpha), build("independent")
-    found = step_of(rlad, [group], [scored_by(make, receiver, group, start.sampler_logprobs)])
+    found = step_of(rlad, [group], [make.scored_by(receiver, group, start.sampler_logprobs)])
     expected = step_of(alone, [group])
     lab.assert_same(lab.gradient(found, rlad, model, start=start), lab.gradient(expected, alone, model, start=start))
 
@@ -184,7 +175,7 @@ def test_gradient_with_a_teacher(build, make, receiver, lab, step_of):
     """r = (pi_old / pi_T)^(1 - alpha) at the start of a step; inside the clip and the clamp it scales the score."""
     model = lab.model()
     group = make.sampled(receiver, [1, 0], logprobs=model.sampler_logprobs)
-    received = [scored_by(make, receiver, group, lambda ids: model.sampler_logprobs(ids) - 0.2)]
+    received = [make.scored_by(receiver, group, lambda ids: model.sampler_logprobs(ids) - 0.2)]
     regime = build("rlad", alpha=0.5)
     absorbed = step_of(regime, [group], received)
 
@@ -223,11 +214,11 @@ def test_term_and_patience(build, make_context):
     assert build("rlad", teacher_clamp=None).components[0].term == Trrd(0.5, 0.2, 0.2, None, None, TIS)
 
 
-def test_rate_survives_json(build, make, receiver, step_of):
+@pytest.mark.parametrize(("name", "parameters"), [("rlad", {}), ("copd", {"rl_steps": 0})])
+def test_rate_survives_json(name, parameters, build, make, receiver, step_of):
     """What was asked before a restart still counts."""
-    regime = build("rlad")
+    regime, restored = build(name, **parameters), build(name, **parameters)
     step_of(regime, [make.sampled(receiver, [1, 0])])
-    restored = build("rlad")
     restored.restore(json.loads(json.dumps(regime.state())))
     assert step_of(restored, []).counts == step_of(regime, []).counts
     assert step_of(restored, []).counts["sharing/hit_rate"] == 0.0
@@ -236,7 +227,7 @@ def test_rate_survives_json(build, make, receiver, step_of):
 def test_every_answer_that_was_scored_counts(build, make, peer, receiver, step_of, record):
     """With own log-probs against the teacher's; those that no sound score came for with the reason."""
     groups = [make.sampled(receiver, [1, 0, 0], prompt_id) for prompt_id in "ab"]
-    told = scored_by(make, peer, groups[1], lambda ids: -0.1 - 0.2 * np.arange(len(ids)))
+    told = make.scored_by(peer, groups[1], lambda ids: -0.1 - 0.2 * np.arange(len(ids)))
     lie = make.sampled(peer, [0.0], texts=[b"no"]).answers[0]
     scores = [trace_of(lie, peer), None, told.record.scores[2]]
     received = make.score(request_id("own", groups[1].ticket), scores, prompt_id="b")

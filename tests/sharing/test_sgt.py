@@ -120,18 +120,6 @@ def test_own_success_supersedes(make_sgt, make_group, make_success):
     assert "sharing/hit_rate" not in absorbed.counts
 
 
-def test_pending_table_is_bounded(make_sgt, make_group):
-    """On overflow the oldest failures expire and are forgotten."""
-    regime = make_sgt(max_pending=2)
-    for number in range(5):
-        regime.asks(make_group([0], f"p{number}"))
-    assert regime.awaited() == ["p3", "p4"]
-    absorbed = absorb(regime, [], [], step=0, rng=rng())
-    assert absorbed.forget == ["p0", "p1", "p2"]
-    assert absorbed.counts["sharing/expired_prompts"] == 3
-    assert absorbed.counts["sharing/pending_prompts"] == 2
-
-
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

@@ -24,7 +24,6 @@ def test_a_tiny_run_ends_with_its_figures():
     assert told["bench"] == "episodes"
     values = {row["name"]: row["value"] for row in told["rows"]}
     assert all(values[f"{name}: a second"] > 0 for name in (SINGLE, "instant", "50 ms", KEPT, READ_AGAIN))
-    assert set(told["rows"][0]) == {"name", "value", "unit", "against", "ratio", "required", "ok"}
 
 
 @pytest.mark.parametrize(("slow_s", "is_ok"), [(3.9, True), (4.1, False)])

@@ -247,7 +247,7 @@ def test_random_instances_are_drawn_as_specified():
 
 @pytest.mark.thorough
 def test_the_tool_prints_a_table_and_ends_with_json():
-    """Every row of it bounded or not."""
+    """And with the exit code that its rows have."""
     done = subprocess.run(
         [sys.executable, simulate_allocation.__file__, "--quick", "--scenarios", "S0"],
         capture_output=True, text=True, timeout=120, check=False,
@@ -255,7 +255,6 @@ def test_the_tool_prints_a_table_and_ends_with_json():
     assert done.returncode in (0, 1), done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["bench"] == "allocation"
-    assert all(set(row) == {"name", "value", "unit", "against", "ratio", "required", "ok"} for row in told["rows"])
     assert done.returncode == int(not all(row["ok"] for row in told["rows"]))
     assert Path(simulate_allocation.__file__).name == "simulate_allocation.py"
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench_peers.part import Settings
-from bench_peers.process import Child, await_listener, end, free_port
+from bench_peers.process import Child, await_listener, end
 from mrl import parent_death
+from mrl.engines.server_process import free_port
 
 
 class Broker(NamedTuple):
@@ -33,7 +34,7 @@ def exchange(folder: Path, durability: str, *, is_near: bool = False) -> Iterato
 @contextmanager
 def redis(folder: Path, fsync: str) -> Iterator[Broker]:
     """Run a Redis that logs every write (AOF) with this `appendfsync`. It neither rewrites the log nor snapshots."""
-    port = free_port()
+    port = free_port("127.0.0.1")
     options = {
         "--bind": "127.0.0.1",
         "--port": str(port),

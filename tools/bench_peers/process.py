@@ -85,6 +85,13 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)  # MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of the kernel
 
 
+def tree_cpu_s() -> float:
+    """CPU seconds of this process and of its living descendants."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
 class Load(NamedTuple):
     """CPU seconds of the machine and of some processes until a moment."""
 
@@ -105,13 +112,6 @@ class Load(NamedTuple):
         """Share of the cores that went to other processes since `before`."""
         others_s = (self.busy_s - before.busy_s) - (sum(self.own_s) - sum(before.own_s))
         return max(0.0, others_s / ((self.at_s - before.at_s) * (os.cpu_count() or 1)))
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody uses at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def await_listener(port: int, name: str, process: subprocess.Popen[Any]) -> None:

@@ -153,7 +153,8 @@ def check_rows_without_a_trace_count_in_no_residual(receivers: Receivers, random
 
 
 def check_effective_share_is_that_of_the_weights(receivers: Receivers, random: Random) -> None:
-    """The effective share is (sum w)^2 / (n sum w^2), also for weights far beyond the range of a float."""
+    """The effective share is (sum w)^2 / (n sum w^2), also for weights far beyond the range of a float; 0 for none."""
+    assert effective_share(np.array([])) == 0.0
     for _ in range(20):
         logs = [random.gauss(0, 2) for _ in range(random.randint(1, 9))]
         for shift in (0.0, 5000.0, -5000.0):
