@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as numpy_st
 
 from mrl.alignment.flags import Flag, Rejected
 from mrl.alignment.peer_answer import PeerAnswer, bare_text, validate
@@ -29,6 +32,9 @@ def masked(values) -> np.ma.MaskedArray:
 @pytest.mark.parametrize(
     "lie",
     [
+        {"byte_lengths": masked(TRUE["byte_lengths"])},
+        {"logprobs": masked(TRUE["logprobs"])},
+        {"special": masked(TRUE["special"])},
         {"token_ids": masked(TRUE["byte_lengths"])},
         {"byte_lengths": np.ma.masked_all(3, dtype=np.int32)},
         {"logprobs": TRUE["logprobs"].view(Tagged)},
@@ -40,6 +46,7 @@ def masked(values) -> np.ma.MaskedArray:
         {"token_ids": np.array([2**63, 1, 2], dtype=np.uint64)},
         {"byte_lengths": TRUE["byte_lengths"].astype(object)},
         {"logprobs": b"abc"},
+        {"traced": 1},
     ],
     ids=str,
 )
@@ -76,3 +83,35 @@ def test_a_bare_text_survives_the_wire():
         assert answer.ends_with_eos == finished
         assert answer.byte_lengths.tolist() == [3, 0][: 1 + finished]
     assert validate(**TRUE).traced
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.binary(max_size=24)
+arrays = numpy_st.arrays(
+    numpy_st.scalar_dtypes() | numpy_st.unicode_string_dtypes(max_len=3), numpy_st.array_shapes(min_dims=0, min_side=0)
+)
+numbers = numpy_st.arrays(
+    st.sampled_from([np.int8, np.int64, np.uint64, np.float16, np.float64, np.longdouble, ">i4", ">f4", bool]),
+    st.just(3) | numpy_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
+)
+views = st.one_of(
+    numbers.map(np.ma.asarray),
+    numbers.map(lambda array: array.view(Tagged)),
+    st.binary(max_size=24).map(bytearray),
+    st.binary(max_size=24).map(memoryview),
+    st.lists(st.integers(-2, 3), max_size=4),
+    st.sampled_from([object(), validate, np.float32(1), np.datetime64("NaT"), np.zeros(3, dtype=[("a", "i4")])]),
+)
+odd = scalars | arrays | numbers | views
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from([*TRUE, "token_ids", "noncanonical", "traced"]), odd, max_size=4))
+def test_validate_never_raises(fields):
+    """Whatever the fields are, the result is an answer with sound fields or a reason."""
+    answer = validate(**TRUE | fields)
+    if isinstance(answer, Rejected):
+        return
+    assert answer.byte_lengths.shape == answer.logprobs.shape == answer.special.shape == (len(answer.special),)
+    assert [array.dtype for array in (answer.byte_lengths, answer.logprobs, answer.special)] == ["=i4", "=f4", bool]
+    assert answer.byte_lengths.sum() == len(answer.completion)
+    assert np.isfinite(answer.logprobs).all()
