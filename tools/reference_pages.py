@@ -181,14 +181,14 @@ def metrics_page() -> list[str]:
         "Metrics", "Every name in `metrics.jsonl`, with its unit.",
         "A part in braces stands for one segment, such as the name of a policy.",
         "A `share` is a part of a whole; its text names what is counted, as in \"own answers cut at the token limit\".",
-        "What is marked with * belongs to the overview: live view and report begin with it.",
+        "Look first at what is marked with *.",
     )  # fmt: skip
     groups: dict[str, list[tuple[str, ...]]] = {}
     for name, metric in METRICS.items():
         row = (code(name), metric.unit, "*" if metric.headline else "", cell(metric.what))
         groups.setdefault(name.partition("/")[0], []).append(row)
     for group, body in groups.items():
-        lines += [f"## {group}", "", *rows(("name", "unit", "overview", "what it says"), body)]
+        lines += [f"## {group}", "", *rows(("name", "unit", "first", "what it says"), body)]
     return lines
 
 

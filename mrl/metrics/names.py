@@ -2,14 +2,14 @@
 
 A part in braces stands for one path segment, or for the rest of a segment: `eval/accuracy/{task}` covers
 `eval/accuracy/spell`, and `eval/pass@{k}` covers `eval/pass@8`.
-Headline metrics are the overview of a run; the live view and the report are built from them.
+Headline metrics say most about a run; the reference marks them.
 """
 
 from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """Unit and meaning of one metric, and whether it belongs to the overview."""
+    """Unit and meaning of one metric, and whether it says most about a run."""
 
     unit: str
     what: str

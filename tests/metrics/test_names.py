@@ -64,7 +64,7 @@ def test_every_metric_has_a_unit_and_a_meaning() -> None:
             assert not name.endswith(suffix) or metric.unit in unit, name
 
 
-def test_the_overview_stays_small() -> None:
+def test_few_metrics_are_to_be_looked_at_first() -> None:
     """At most 25 headline metrics."""
     assert sum(metric.headline for metric in METRICS.values()) <= 25
 

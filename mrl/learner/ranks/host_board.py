@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
-import structlog
 import torch.distributed as dist
 
 from mrl.learner.ranks.rank_place import RankPlace
@@ -24,8 +23,6 @@ PART_S = 10.0
 LOOK_S = 0.1
 OVER, END = "over", "end"
 """Keys of the store: why this life of the learner is over; that the first rank, the last to be done, is done."""
-
-log = structlog.get_logger()
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
