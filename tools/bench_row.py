@@ -42,9 +42,10 @@ class Row(NamedTuple):
 def print_rows(rows: Sequence[Row]) -> None:
     """Print a line for each row."""
     for row in rows:
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g} against {row.against}"
+        is_measured = row.ratio is not None and not math.isnan(row.ratio)
+        ratio = f"{row.ratio:.3g} against {row.against}" if is_measured else ""
         medians = "" if row.ratio_of_medians is None else f", {row.ratio_of_medians:.3g} by medians"
-        missed = "not measured" if row.ratio is None else "MISSED"
+        missed = "MISSED" if is_measured else "not measured"
         verdict = "" if row.required is None else f"   required {row.required}: {'ok' if row.ok else missed}"
         print(f"{row.name:<60}{row.value:>12.5g} {row.unit:<14} {ratio}{medians}{verdict}".rstrip())
 

@@ -175,7 +175,7 @@ class UnitNode:
         spared = {policy for policy, name in self._workers[unit].items() if self._is_proved(name) and not is_kept}
         for policy in self._workers[unit].keys() - spared:
             self._end(self._workers[unit][policy])
-        for policy, pids in processes_on(unit, self._folder.path).items():
+        for policy, pids in self._on_unit(unit).items():
             for pid in pids if policy not in spared else ():
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -204,7 +204,7 @@ class UnitNode:
         Quiet: every worker sleeps or is reaped, its descendants are gone, and the memory of the GPUs is free. A
         worker's own message alone is no proof that its engine sleeps.
         """
-        found, workers = processes_on(unit, self._folder.path), self._workers[unit]
+        found, workers = self._on_unit(unit), self._workers[unit]
         there = {policy for policy, name in workers.items() if self._processes.is_there(name)}
         asleep = frozenset(policy for policy in there & found.keys() if workers[policy] in self._asleep)
         is_quiet = (there | found.keys()) <= asleep and self._is_given_back(unit, len(asleep))
@@ -215,6 +215,10 @@ class UnitNode:
     def _is_given_back(self, unit: str, num_sleepers: int) -> bool:
         memory = self._memory.get(unit)
         return memory is None or memory.is_given_back(time.monotonic(), num_sleepers=num_sleepers)
+
+    def _on_unit(self, unit: str) -> dict[str, list[int]]:
+        """Return policy -> pids of all its processes on a unit."""
+        return processes_on(unit, self._folder.path)
 
     def _report(self, now_s: float, released: Sequence[str]) -> None:
         report = self._guard.report(released, self._failed(now_s))

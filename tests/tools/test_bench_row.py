@@ -15,7 +15,7 @@ NAN = float("nan")
         (Row("a", 3.0, "s", "b", 1.5), True, "a 3 s 1.5 against b"),
         (Row("a", 3.0, "s", "b", 1.5, ">=1.5"), True, "a 3 s 1.5 against b required >=1.5: ok"),
         (Row("a", 3.0, "s", "b", 1.5, "<=1"), False, "a 3 s 1.5 against b required <=1: MISSED"),
-        (Row("a", 3.0, "s", "b", NAN, ">=1"), False, "a 3 s nan against b required >=1: MISSED"),
+        (Row("a", 3.0, "s", "b", NAN, ">=1"), False, "a 3 s required >=1: not measured"),
         (Row("a", NAN, "s", "b", None, ">=1"), False, "a nan s required >=1: not measured"),
         (Row("a", 3.0, "s", "b", 2.0, ">=1", 1.25), True, "a 3 s 2 against b, 1.25 by medians required >=1: ok"),
     ],
