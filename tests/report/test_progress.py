@@ -143,7 +143,7 @@ def test_a_policy_that_the_configuration_does_not_know_gets_a_place() -> None:
 
 
 def test_kind_of_a_role_is_its_first_part() -> None:
-    """Slashes and dashes both part a role's name."""
+    """Slashes part a role's name."""
     assert [kind_of(role) for role in ("worker/qwen/0", "learner/qwen", "exchange")] == [
         "worker",
         "learner",

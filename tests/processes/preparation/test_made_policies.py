@@ -1,4 +1,4 @@
-"""Whoever waits for policies to be made sees how far they are."""
+"""Whoever waits for policies to be made sees how far they are, and none is made by two processes at once."""
 
 import fcntl
 import io
