@@ -121,6 +121,11 @@ def train(config: Path, runs: Path, name: str, *overrides: str) -> Trial:
     return Trial(runs / name, (*argv, *overrides))
 
 
+def resume(trial: Trial) -> Trial:
+    """Make the trial that resumes the run of a trial."""
+    return Trial(trial.folder, (*trial.argv, "--resume"), seen=trial.seen, versions=trial.versions)
+
+
 def roles_of(policies: Iterable[str]) -> tuple[str, ...]:
     """Roles of a run of these policies beside its supervisor, with one worker each and one daemon."""
     of_policies = (role for policy in policies for role in (f"learner/{policy}", f"worker/{policy}/0"))
