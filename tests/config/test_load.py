@@ -120,6 +120,9 @@ def test_a_wrong_override_is_one_clear_line(file: Path, words: list[str], parts:
         ("lr = 1e-4", "learning_rate = 1e-4", ["policies.llama.learner.learning_rate", "unknown key"]),
         ('name = "small"', "name = true", ["run.name", "a text in quotes"]),
         ("[policies.qwen]", "[other.qwen]", ["other: unknown key"]),
+        (GOOD[GOOD.index("[policies") :], "", ["policies: missing; cure: add a table [policies.NAME]"]),
+        ('source = "words"', "", ["tasks.copy.source: missing", "or a plug-in; cure: add `source = ...` below [tasks"]),
+        ('[run]\nname = "small"\nsteps = 4', "", ["run: missing; wanted a table; cure: add a table [run]"]),
     ],
 )
 def test_a_wrong_file_is_one_line_with_file_and_key(file: Path, old: str, new: str, parts: list[str]) -> None:
