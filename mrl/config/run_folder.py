@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pydantic import ValidationError
 
 from mrl.config.file_modes import check_writers, folder_mode
 from mrl.config.locks import lock_folder, remove_left, try_lock, unlock
 from mrl.config.resume import check_from_start, check_same_meaning, check_steps_left
 from mrl.config.run_epochs import RunEpochs
 from mrl.config.schema import RunConfig
+from mrl.config.validation_errors import explain_earlier
 from mrl.errors import RunFolderError
 from mrl.files import replace_file
 from mrl.plugins import use_modules
@@ -240,6 +242,8 @@ def read_run_config(run_folder: Path) -> RunConfig:
         raise RunFolderError(
             "not a run folder (no config.json)", where=str(run_folder), cure="give the folder of a run, runs/<name>"
         ) from None
+    except ValidationError as error:
+        raise explain_earlier(error, file) from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"config.json cannot be read ({str(error).splitlines()[0]})", where=str(file)) from None
 

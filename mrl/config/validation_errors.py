@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from mrl.config.overrides import WHERE
 from mrl.config.policy_tables import SERVER_URL
 from mrl.config.schema import POLICY_NAME, RUN_NAME, UNIT_TYPE_NAME
 from mrl.config.task_tables import SOURCE_NAMES, VERIFIER_NAME
-from mrl.errors import ConfigError
+from mrl.errors import ConfigError, RunFolderError
 
 PATTERNS = {
     RUN_NAME: "letters, digits, dots, dashes and underscores, starting with a letter or digit, at most 64",
@@ -84,6 +85,16 @@ def explain(
         told[-1].is_placed = is_own or not is_missing or not _is_begun(path[:-1], tables, overridden)
     told[0].more = tuple(told[1:])
     return told[0]
+
+
+def explain_earlier(error: ValidationError, file: Path) -> RunFolderError:
+    """Return the first mistake in the configuration that a run has written to `file`, as another version of mrl may."""
+    mistake = error.errors(include_url=False)[0]
+    if not mistake["loc"]:  # no JSON, or no object
+        return RunFolderError(f"damaged ({mistake['msg']})", where=str(file), wanted="what the run wrote at its start")
+    found = explain(error, {}, where=str(file), overridden=set())
+    cure = "use the version of mrl that started this run"
+    return RunFolderError(found.what, where=found.where, got=found.got, wanted=found.wanted, cure=cure)
 
 
 def _is_begun(path: tuple[str, ...], tables: Mapping[str, Any], overridden: set[tuple[str, ...]]) -> bool:

@@ -363,11 +363,28 @@ def test_attempts_are_numbered_and_latest_points_at_the_newest(tmp_path: Path) -
 
 
 def test_reading_something_else_as_a_run_is_one_line(tmp_path: Path) -> None:
-    """A folder without config.json, or with another one, is refused."""
+    """A folder without config.json is refused."""
     with pytest.raises(RunFolderError, match="not a run folder"):
         read_run_config(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RunFolderError, match="cannot be read"):
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("{}", r"config\.json: run: missing; wanted a table; cure: use the version of mrl that started this run"),
+        ('{"run": {"old": 1}}', r"config\.json: run\.old: unknown key; got 'old'; cure: use the version of mrl"),
+        ('{"run":', r"config\.json: damaged \(Invalid JSON: EOF.*\); wanted what the run wrote at its start"),
+        ("[]", r"config\.json: damaged \(Input should be an object\)"),
+        (b"\xff", "config\\.json cannot be read"),
+    ],
+)
+def test_a_configuration_of_another_version_or_a_damaged_one_is_one_line(
+    tmp_path: Path, written: str | bytes, told: str
+) -> None:
+    """The key that this version does not know is named, and the cure."""
+    data = written.encode() if isinstance(written, str) else written
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(RunFolderError, match=told):
         read_run_config(tmp_path)
 
 
