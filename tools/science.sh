@@ -6,7 +6,7 @@
 #   bash tools/science.sh --quick [SETTING...]  a miniature that shows that everything runs, in runs/science-quick
 #   bash tools/science.sh SETTING...          staged, overlapping, unequal, families, dose-RARE_SHARE, or tokens
 # REGIMES (default independent,sgt, and of doses all four; the first is the baseline), SEEDS (default 4, as --seeds of
-# mrl compare) and OUT name others and another folder.
+# mrl compare) and OUT name others and another folder; `tokens` has rows and seeds of its own.
 # `tokens` gives `independent` as many trained tokens as regimes that share (tools/science_tokens.py).
 # With doses, doses.md and doses.png say how the gain follows from the chance of a rescue (tools/science_doses.py).
 # A setting that fails does not keep the next ones from their turn; it is named at the end, with exit code 1.
