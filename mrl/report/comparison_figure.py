@@ -38,7 +38,7 @@ def drawn(comparison: Comparison) -> Figure:
         [handles[place] for place in order],
         [labels[place] for place in order],
         loc="outside lower center",
-        ncols=min(len(labels), 7),
+        ncols=min(len(labels), 8),
         frameon=False,
     )
     return figure
