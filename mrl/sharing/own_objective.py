@@ -8,8 +8,6 @@ import numpy as np
 
 from mrl.config.policy_tables import CorrectionTable, ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Spreading, Term
-from mrl.records.episodes import CUT, MAX_TOKENS
-from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, group_advantages, overlong_penalties
 from mrl.sharing.regime import Component, DenominatorKind
@@ -133,10 +131,8 @@ class OwnObjective:
         return float(max(1, count))
 
     def masks(self, answer: Answer) -> bool:
-        """Whether an own answer is left out of the loss: of episodes, those that a limit of tokens ended."""
-        if answer.segments:  # those that took all their turns, or whose environment failed, are not finished either
-            return self.mask_cut_answers and answer.ending in (CUT, MAX_TOKENS)
-        return self.mask_cut_answers and answer.finish_reason is FinishReason.LENGTH
+        """Whether an own answer is left out of the loss."""
+        return self.mask_cut_answers and answer.is_cut
 
     def rewards(self, group: ScoredGroup) -> Float64s:
         """Return [G] the rewards from which advantages are computed: as verified, less what overlong answers lose."""
