@@ -215,7 +215,7 @@ class ObjectiveTable(Table):
     """Reward that an answer loses at the limit."""
     mask_cut_answers: bool = False
     """Whether own answers that were truncated by the token limit are left out of training, and of every denominator;
-    their rewards still count in the group's baseline."""
+    their rewards still count in the group's baseline. Of episodes, those that ended as `cut` or `max_tokens`."""
     drop_uniform_groups: bool | None = None
     """Whether groups whose answers all have the same reward are replaced by groups for other prompts (DAPO)."""
     max_resampling: float = Field(default=10.0, ge=1)

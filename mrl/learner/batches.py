@@ -149,7 +149,7 @@ def batch_values(
         "reward/all_failed_share": float((~passed).all(1).mean()),
         "reward/all_passed_share": float(passed.all(1).mean()),
         "tokens/answer_mean": float(np.mean([answer.num_sampled_tokens for answer in answers])),
-        "tokens/truncated_share": float(np.mean([not answer.finished for answer in answers])),
+        "tokens/truncated_share": float(np.mean([answer.is_cut for answer in answers])),
         "staleness/mean_versions": float(np.mean(staleness)),
         "staleness/max_versions": float(np.max(staleness)),
         **{f"staleness/share/{versions}": share for versions, share in _shares(staleness)},

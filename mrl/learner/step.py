@@ -61,7 +61,7 @@ class Updater:
         update_index: int,
         num_rows: int,
     ) -> tuple[dict[str, float], list[TokenValues]]:
-        """Make one update over this rank's batches; `num_rows` counts the rows of all ranks.
+        """Make one update over this rank's batches; `num_rows` counts the rows of all ranks that have any weight.
 
         `proximal` None says that the parameters are still those of the start of the step: the log-probabilities of this
         very forward are the proximal ones, and a second forward is saved. Returns loss values (the same on every rank)

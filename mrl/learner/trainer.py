@@ -128,8 +128,9 @@ class Trainer:
         tally = TokenDiagnostics(self._components, self.world)
         of_peers = PeerLogprobs(order, self._components, self.world)
         for index, (part, batches) in enumerate(zip(parts, packed, strict=True)):
+            num_rows = sum(bool(row.weights.any()) for row in part.examples)  # others only keep a place
             result, seen = self._updater.update(
-                batches, proximal[index], part.denominators, update_index=index, num_rows=len(part.examples)
+                batches, proximal[index], part.denominators, update_index=index, num_rows=num_rows
             )
             for name, value in result.items():
                 losses[name] = losses.get(name, 0.0) + value / len(parts)

@@ -22,6 +22,8 @@ NAMELESS = "unknown"
 """Name of the tool in the answer to a broken call."""
 CUT = "cut"
 """Ending of an episode whose last turn reached the policy's token limit."""
+MAX_TOKENS = "max_tokens"
+"""Ending of an episode that had no room for another turn."""
 MAX_LAST_MESSAGES, MAX_LAST_CHARS = 8, 2000
 """Most messages, and characters of each, that are kept of an environment's words after the policy's last turn."""
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TURN_BYTES)]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mrl.records.chosen_experts import ChosenExperts
 from mrl.records.codec import decoder
-from mrl.records.episodes import MAX_SEGMENTS, EpisodeSegment, Opening, Segments
+from mrl.records.episodes import CUT, MAX_SEGMENTS, MAX_TOKENS, EpisodeSegment, Opening, Segments
 from mrl.records.experience import Choice, Reward, SharedTurn
 from mrl.records.finish import FinishReason
 from mrl.records.readable_turns import ReadableTurn
@@ -79,6 +79,13 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def finished(self) -> bool:
         """Whether the policy, or its environment, ended the answer."""
         return self.finish_reason is FinishReason.STOP
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit of tokens ended the answer."""
+        if self.segments:  # an episode that took all its turns, or whose environment failed, is not finished either
+            return self.ending in (CUT, MAX_TOKENS)
+        return self.finish_reason is FinishReason.LENGTH
 
     @property
     def num_sampled_tokens(self) -> int:

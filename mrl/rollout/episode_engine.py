@@ -23,7 +23,7 @@ import numpy as np
 from mrl.engines.engine import NOTHING, Engine, FinishedAnswer, Generation, GenerationRequest, PartialAnswer
 from mrl.errors import ModelFolderError, RecordError
 from mrl.records.direct_requests import TurnChunk
-from mrl.records.episodes import CUT, Opening
+from mrl.records.episodes import CUT, MAX_TOKENS, Opening
 from mrl.records.finish import FinishReason
 from mrl.rollout.direct_codec import MAX_TOKEN_BYTES
 from mrl.rollout.episode import EpisodeInPlay, EpisodeRequest, EpisodeRules, Int32s, PlayedSession
@@ -31,7 +31,6 @@ from mrl.rollout.raw_prompts import given_row, whole
 from mrl.rollout.turn_replay import TurnCodec, TurnReplay
 from mrl.tasks.environments.contract import (
     GIVEN_UP,
-    MAX_TOKENS,
     MAX_TURNS,
     TOO_LONG,
     UNEQUAL,

@@ -42,14 +42,16 @@ def against(rewards_G: Rewards, baseline: float, std: float | None) -> Float32s:
     return advantages
 
 
-def overlong_penalties(lengths_G: Sequence[int], *, max_tokens: int, buffer_tokens: int) -> Float64s:
+def overlong_penalties(lengths_G: Sequence[int], *, max_tokens: int | Sequence[int], buffer_tokens: int) -> Float64s:
     """Return the reward that overlong answers lose (DAPO, arXiv 2503.14476, eq. 13).
 
-    An answer is overlong when it reaches into the last `buffer_tokens` before `max_tokens`. It loses
+    An answer is overlong when it reaches into the last `buffer_tokens` before `max_tokens`, its own of [G] if so many
+    are given. It loses
 
         min(-(length - (max - buffer)) / buffer, 0)
 
     Returns [G], from 0 down to -1 at the limit.
     """
-    into = np.asarray(lengths_G, dtype=np.float64) - (max_tokens - buffer_tokens)
-    return np.minimum(-into / buffer_tokens, 0.0)
+    into = np.asarray(lengths_G, dtype=np.float64) - (np.asarray(max_tokens) - buffer_tokens)
+    penalties: Float64s = np.minimum(-into / buffer_tokens, 0.0)
+    return penalties

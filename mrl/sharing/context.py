@@ -45,17 +45,20 @@ def sharing_context(
 ) -> SharingContext:
     """Return the context of `policy` in the run that `config` describes; `renderer` where there are episodes."""
     table, replay = config.policies[policy], replay_of(config.sharing)
+    turn = table.rollout.max_new_tokens
     others = tuple(sorted(set(config.policies) - {policy}))
     return SharingContext(
         policy=policy,
-        objective=own_objective(table.objective, max_answer_tokens=_longest_answer_tokens(config, policy)),
+        objective=own_objective(
+            table.objective, max_answer_tokens=_longest_answer_tokens(config, policy), max_turn_tokens=turn
+        ),
         receiver=receiver,
         peers=tuple(other for other in others if not config.policies[other].frozen),
         others=others,
         replayed=replay.sources if replay is not None else (),
         success_reward=config.run.success_reward,
         voted={name: task.failed_reward for name, task in config.tasks.items() if task.is_voted},
-        max_turn_tokens=table.rollout.max_new_tokens,
+        max_turn_tokens=turn,
         max_staleness_versions=table.learner.max_staleness_versions,
         renderer=renderer,
     )

@@ -147,7 +147,7 @@ class HacpoRegime(RolloutReader):
                 CROSS: float(max(1, num_own + num_cross)),
             },
             peer_lengths=lengths,
-            expansion=(num_own + num_cross) / max(1, num_own),
+            expansion=(len(own) + num_cross) / max(1, len(own)),  # masked rows have places among the minibatches too
         )
 
     def state(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import numpy as np
 
 from mrl.config.policy_tables import CorrectionTable, ObjectiveTable
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer, Spreading, Term
-from mrl.records.finish import FinishReason
 from mrl.records.rollouts import Answer, ScoredGroup
 from mrl.sharing.advantages import AdvantageKind, Float32s, Float64s, group_advantages, overlong_penalties
 from mrl.sharing.regime import Component, DenominatorKind
@@ -79,6 +78,9 @@ class OwnObjective:
     std_correction: Literal[0, 1]
     aggregation: Aggregation
     max_answer_tokens: int
+    """Most tokens that the policy samples for any answer, in all turns of an episode."""
+    max_turn_tokens: int
+    """Most tokens of an answer of one turn."""
     overlong_buffer_tokens: int
     overlong_penalty: float
     mask_cut_answers: bool
@@ -130,23 +132,28 @@ class OwnObjective:
 
     def masks(self, answer: Answer) -> bool:
         """Whether an own answer is left out of the loss."""
-        return self.mask_cut_answers and answer.finish_reason is FinishReason.LENGTH
+        return self.mask_cut_answers and answer.is_cut
 
     def rewards(self, group: ScoredGroup) -> Float64s:
         """Return [G] the rewards from which advantages are computed: as verified, less what overlong answers lose."""
         rewards = np.array([answer.reward for answer in group.answers], dtype=np.float64)
-        return self.penalised(rewards, [answer.num_sampled_tokens for answer in group.answers])
+        lengths = [answer.num_sampled_tokens for answer in group.answers]
+        return self.penalised(rewards, lengths, [self.limit(is_episode=bool(one.segments)) for one in group.answers])
 
     def advantages(self, rewards_G: Float64s) -> Float32s:
         """Return [G] the advantages of one group with these rewards."""
         return group_advantages(rewards_G, self.advantage, std_correction=self.std_correction)
 
-    def penalised(self, rewards_G: Float64s, lengths_G: Sequence[int]) -> Float64s:
-        """Return [G] rewards of answers of these lengths in own tokens, less what overlong answers lose."""
+    def limit(self, *, is_episode: bool) -> int:
+        """Return the token limit of an answer."""
+        return self.max_answer_tokens if is_episode else self.max_turn_tokens
+
+    def penalised(self, rewards_G: Float64s, lengths_G: Sequence[int], limits_G: Sequence[int]) -> Float64s:
+        """Return [G] rewards of answers of these lengths and limits in own tokens, less what overlong answers lose."""
         if not self.overlong_buffer_tokens:
             return rewards_G
         return rewards_G + self.overlong_penalty * overlong_penalties(
-            lengths_G, max_tokens=self.max_answer_tokens, buffer_tokens=self.overlong_buffer_tokens
+            lengths_G, max_tokens=limits_G, buffer_tokens=self.overlong_buffer_tokens
         )
 
 
@@ -155,8 +162,11 @@ def clips_tokens(term: Term) -> TypeGuard[Clipped]:
     return isinstance(term, Clipped) and term.ratio == "token"
 
 
-def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObjective:
-    """Return the objective of a configuration. Keys that the table leaves out take the values of the method."""
+def own_objective(table: ObjectiveTable, *, max_answer_tokens: int, max_turn_tokens: int = 0) -> OwnObjective:
+    """Return the objective of a configuration. Keys that the table leaves out take the values of the method.
+
+    `max_turn_tokens` 0: no answer has several turns.
+    """
     given = {key: value for key, value in table.model_dump().items() if value is not None}
     values = METHODS[table.method] | given
     return OwnObjective(
@@ -166,6 +176,7 @@ def own_objective(table: ObjectiveTable, *, max_answer_tokens: int) -> OwnObject
         std_correction=table.std_correction,
         aggregation=values["aggregation"],
         max_answer_tokens=max_answer_tokens,
+        max_turn_tokens=max_turn_tokens or max_answer_tokens,
         overlong_buffer_tokens=table.overlong_buffer_tokens,
         overlong_penalty=table.overlong_penalty,
         mask_cut_answers=table.mask_cut_answers,

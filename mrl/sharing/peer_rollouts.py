@@ -26,9 +26,12 @@ def peer_rewards(traces: Sequence[PeerTrace], context: SharingContext) -> Float6
     An answer that is too long for own tokens counts as long as the limit.
     """
     rewards = np.array([trace.answer.reward for trace in traces], dtype=np.float64)
-    limit = context.objective.max_answer_tokens
-    lengths = [limit if trace.examined.rejected == "too_long" else trace.num_sampled_tokens for trace in traces]
-    return context.objective.penalised(rewards, lengths)
+    limits = [context.objective.limit(is_episode=trace.is_episode) for trace in traces]
+    lengths = [
+        limit if trace.examined.rejected == "too_long" else trace.num_sampled_tokens
+        for limit, trace in zip(limits, traces, strict=True)
+    ]
+    return context.objective.penalised(rewards, lengths, limits)
 
 
 class RolloutReader(PeerGroupReader):

@@ -55,6 +55,11 @@ class PeerTrace(NamedTuple):
         return self.examined.rejected
 
     @property
+    def is_episode(self) -> bool:
+        """Whether the answer has turns."""
+        return isinstance(self.answer, SharedAnswer) and bool(self.answer.turns)
+
+    @property
     def completion(self) -> bytes:
         """The bytes of its text; of an episode, all messages as people read them."""
         turns = self.answer.turns if isinstance(self.answer, SharedAnswer) else []

@@ -436,6 +436,18 @@ def test_a_component_with_a_reference_needs_one(tiny_model):
         trainer(tiny_model(), table(), components=MANY)
 
 
+def test_an_update_of_masked_rows_alone_moves_nothing(tiny_model, make_rows):
+    """Rows that keep their places without any weight are as none: momentum alone would move the parameters."""
+    one = trainer(tiny_model(), table())
+    rows = make_rows(8)
+    one.train(order(rows), 0)
+    before = [parameter.clone() for parameter in one.model.parameters()]
+    one.train(order([replace(row, weights=np.zeros_like(row.weights)) for row in rows]), 1)
+    assert all(torch.equal(a, b) for a, b in zip(before, one.model.parameters(), strict=True))
+    one.train(order(rows), 2)
+    assert not all(torch.equal(a, b) for a, b in zip(before, one.model.parameters(), strict=True))
+
+
 def test_rows_without_advantage_change_nothing(tiny_model, make_rows):
     """A batch of zero advantages and no rescues leaves every gradient at exactly zero."""
     rows = [row for row in make_rows(8) if row.component == "own"]

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -11,6 +12,8 @@ from mrl.learner.ranks.learner_turn import LearnerTurn
 from mrl.learner.references import CanaryReferences
 from mrl.learner.training_loop import Learner, Milestones
 from mrl.models.row_attention import use_row_attention
+from mrl.records.episodes import EpisodeSegment
+from mrl.records.finish import FinishReason
 from mrl.records.rollouts import ScoredGroup
 from mrl.records.version import Version
 from mrl.weights.publish import Publisher
@@ -29,6 +32,16 @@ def test_staleness_is_told_as_a_distribution():
     shares = {name: value for name, value in values.items() if name.startswith("staleness/share/")}
     assert shares == {"staleness/share/0": 0.25, "staleness/share/1": 0.25, "staleness/share/2": 0.5}
     assert (values["staleness/mean_versions"], values["staleness/max_versions"]) == (1.25, 2.0)
+
+
+@pytest.mark.parametrize(("ending", "share"), [("done", 0.0), ("max_turns", 0.0), ("cut", 0.5), ("max_tokens", 0.5)])
+def test_episodes_that_a_limit_of_tokens_ended_are_told_as_truncated(ending, share):
+    """One that took all its turns is not: a larger limit would not help it."""
+    reason = FinishReason.STOP if ending == "done" else FinishReason.LENGTH
+    turn = EpisodeSegment(num_tokens=1, is_sampled=True, messages=())
+    played = msgspec.structs.replace(made_answer(0), segments=[turn], ending=ending, finish_reason=reason)
+    groups = [group(0), msgspec.structs.replace(group(0), answers=[played])]
+    assert batch_values(groups, step=0)["tokens/truncated_share"] == share
 
 
 @pytest.fixture

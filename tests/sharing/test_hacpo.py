@@ -221,6 +221,19 @@ def test_order_of_minibatches_is_that_of_the_code(build, make, receiver, step_of
     assert all(part.denominators == {"policy_gradient": 2.0, "cross": 2.0} for part in parts)
 
 
+def test_masked_rows_add_no_updates(build, make_context, make, receiver, step_of):
+    """They keep their places, so that as many cross rows as own rows double the updates, however many are masked.
+
+    With more updates the lower bound of the clip would reach 1 before the first cross row, which then had no gradient.
+    """
+    own = [make.sampled(receiver, [1], "p"), make.sampled(receiver, [1, 0] * 8, "q", finished=False)]
+    theirs = [make.sampled(receiver, [0], "p"), make.sampled(receiver, [1, 0] * 8, "q")]
+    regime = build("hacpo", make_context(mask_cut_answers=True))
+    absorbed = step_of(regime, own, [make.rollout(group, receiver) for group in theirs])
+    assert sum(bool(row.weights.any()) for row in absorbed.examples) == 1 + 17
+    assert absorbed.expansion == 2.0
+
+
 @pytest.mark.parametrize(("aggregation", "denominator"), [("token_mean", "tokens"), ("sequence_mean", "rows")])
 def test_both_denominators_cover_the_whole_step(build, make_context, make, receiver, step_of, aggregation, denominator):
     """Divided by the number of updates, each is what one minibatch holds."""

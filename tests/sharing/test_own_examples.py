@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from mrl.records.chosen_experts import ChosenExperts
+from mrl.records.episodes import EpisodeSegment
 from mrl.sharing.own_examples import own_advantages, own_examples
 
 
@@ -81,6 +82,20 @@ def test_answers_that_were_cut_can_be_masked(rows, make_group):
     assert [len(kept.examples), len(masked.examples)] == [4, 1]
     assert (kept.lengths, masked.lengths) == ([2, 3, 2, 3], [2])
     assert masked.examples[0].advantages.tolist() == kept.examples[0].advantages.tolist()
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_masked"),
+    [("done", False), ("max_turns", False), ("raised", False), ("cut", True), ("max_tokens", True)],
+)
+def test_episodes_are_masked_where_a_limit_of_tokens_ended_them(rows, make_group, ending, is_masked):
+    """Not where all turns were taken: else a game of so many turns would leave nothing to train on."""
+    group = make_group([1, 0], finished=ending == "done")
+    turn = EpisodeSegment(num_tokens=2, is_sampled=True, messages=())
+    played = msgspec.structs.replace(group.answers[0], segments=[turn], ending=ending)
+    played = msgspec.structs.replace(group, answers=[played, played])
+    own = rows([played], advantages=[np.ones(2, np.float32)], mask_cut_answers=True)
+    assert len(own.examples) == len(own.lengths) == (0 if is_masked else 2)
 
 
 def test_a_masked_answer_may_keep_its_place(rows, make_group):

@@ -1,10 +1,12 @@
 import math
 
+import msgspec
 import pytest
 
 from mrl.config.policy_tables import ObjectiveTable
 from mrl.config.rules.objective_rules import UNDIVIDED
 from mrl.objectives.specs import Cispo, Clipped, Correction, Dppo, Regularizer
+from mrl.records.episodes import EpisodeSegment
 from mrl.sharing.own_objective import METHODS, own_objective
 
 TIS = Correction("token", "truncate", 0.0, 5.0)
@@ -166,6 +168,16 @@ def test_overlong_answers_lose_reward(make_group):
     group = make_group([1, 1])
     assert own_objective(table, max_answer_tokens=3).rewards(group).tolist() == [1, 0.5]
     assert resolved().rewards(group).tolist() == [1, 1]
+
+
+def test_answers_of_one_turn_beside_episodes_have_a_limit_of_their_own(make_group):
+    """That of a turn: the limit of all turns of an episode is one that they never reach."""
+    table, group = ObjectiveTable(overlong_buffer_tokens=1, overlong_penalty=0.5), make_group([1, 1])
+    objective = own_objective(table, max_answer_tokens=6, max_turn_tokens=3)
+    assert objective.rewards(group).tolist() == [1, 0.5]
+    turns = [EpisodeSegment(num_tokens=3, is_sampled=True, messages=())]
+    played = msgspec.structs.replace(group.answers[1], segments=turns, ending="done")
+    assert objective.rewards(msgspec.structs.replace(group, answers=[played])).tolist() == [1]
 
 
 def test_clip_of_tokens():

@@ -499,8 +499,17 @@ def test_overlong_episodes_lose_reward_by_all_that_was_sampled(share, context):
     of = context(overlong_buffer_tokens=60, overlong_penalty=1.0, max_answer_tokens=64)
     ((trace,),) = peer_traces([record], of, needs_trace=True)
     assert trace.num_sampled_tokens > trace.num_tokens
-    expected = of.objective.penalised(np.zeros(1), [int(trace.row.is_sampled.sum())])
+    expected = of.objective.penalised(np.zeros(1), [int(trace.row.is_sampled.sum())], [64])
     assert peer_rewards([trace], of).tolist() == expected.tolist() != [0.0]
+
+
+def test_an_answer_of_one_turn_beside_episodes_is_overlong_by_its_own_limit(share, voices, context):
+    """That of a turn; episodes may be as long as all their turns together."""
+    plain = structs.replace(voices["bytes"].played([own("hay")]), segments=[], ending="", completion=b"hay", reward=0.0)
+    of = context(overlong_buffer_tokens=1, overlong_penalty=0.5, max_answer_tokens=64)
+    ((trace, episode),) = peer_traces([share("bytes", plain, GUESSED)], of, needs_trace=True)
+    of = replace(of, objective=replace(of.objective, max_turn_tokens=trace.num_sampled_tokens))
+    assert peer_rewards([trace, episode], of).tolist() == [-0.5, episode.reward]
 
 
 def test_a_turn_is_split_behind_a_whole_character(share, read, voices):

@@ -12,6 +12,7 @@ from mrl.errors import RecordError
 from mrl.records.direct_requests import TokenLogprob
 from mrl.records.episodes import (
     CUT,
+    MAX_TOKENS,
     MAX_TOOLS,
     MAX_TURN_BYTES,
     MAX_TURN_CALLS,
@@ -46,7 +47,7 @@ class EpisodeLimits:
 
 LIMITS = EpisodeLimits()
 
-DONE, MAX_TURNS, MAX_TOKENS, GIVEN_UP = "done", "max_turns", "max_tokens", "given_up"
+DONE, MAX_TURNS, GIVEN_UP = "done", "max_turns", "given_up"
 RAISED, TIMEOUT, EXITED, MEMORY = "raised", "timeout", "exited", "memory"
 TOO_LONG, NOT_TEXT, NOT_FINITE, WRONG_TYPE = "too_long", "not_text", "not_finite", "wrong_type"
 LOST, UNEQUAL, UNSAID = "lost", "unequal", "unsaid"
