@@ -1,0 +1,43 @@
+"""The client that agents of a run ask by: many requests of one process wait for turns at the same time."""
+
+import asyncio
+import resource
+
+from aiohttp import web
+
+from mrl.gateway.agent_process import client_of
+
+MANY = 1010
+"""More than openai's client has connections if it is not told otherwise."""
+
+
+def test_every_episode_of_a_process_asks_while_all_others_wait_for_their_turns():
+    """In a synchronous run no turn is sampled before: here the server answers nobody until all have asked."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8 * MANY), hard))  # as a run does for its processes
+
+    async def script():
+        asked, all_asked = [], asyncio.Event()
+
+        async def turn(request):
+            asked.append(request)
+            if len(asked) == MANY:
+                all_asked.set()
+            await all_asked.wait()
+            return web.json_response({"id": "1", "object": "chat.completion", "choices": []})
+
+        application = web.Application()
+        application.router.add_post("/v1/chat/completions", turn)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=MANY).start()
+        try:
+            async with client_of(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "key") as client:
+                talk = [{"role": "user", "content": "go"}]
+                asking = (client.chat.completions.create(model="policy", messages=talk) for _ in range(MANY))
+                async with asyncio.timeout(60):
+                    return len(await asyncio.gather(*asking))
+        finally:
+            await runner.cleanup()
+
+    assert asyncio.run(script()) == MANY
