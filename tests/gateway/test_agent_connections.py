@@ -1,11 +1,15 @@
-"""The client that agents of a run ask by: many requests of one process wait for turns at the same time."""
+"""Connections of agents and of their seats: many requests of one process wait for turns, and turns take long."""
 
 import asyncio
 import resource
+from functools import partial
 
+import pytest
 from aiohttp import web
 
 from mrl.gateway.agent_process import client_of
+from mrl.tasks.environments.contract import DONE, PolicyTurn
+from tests.gateway.test_routes import elsewhere, run, seat_of, wins
 
 MANY = 1010
 """More than openai's client has connections if it is not told otherwise."""
@@ -41,3 +45,22 @@ def test_every_episode_of_a_process_asks_while_all_others_wait_for_their_turns()
             await runner.cleanup()
 
     assert asyncio.run(script()) == MANY
+
+
+@pytest.mark.parametrize("agent_s", [0.0, 0.3])
+def test_a_turn_may_take_longer_than_the_gateway_waits_for_a_pong(tmp_path, monkeypatch, agent_s):
+    """A seat answers pings while the policy has its turn, however long the agent took before."""
+    quick = partial(web.WebSocketResponse, max_msg_size=1 << 20, heartbeat=0.4)
+    monkeypatch.setattr("mrl.gateway.routes.web.WebSocketResponse", lambda **_: quick())
+
+    async def slowly(client, row):
+        await asyncio.sleep(agent_s)
+        return await wins(client, row)
+
+    async def script(rig, http):
+        async with seat_of(rig, http, slowly, {"word": "hay"}) as (seat, _):
+            await asyncio.sleep(1.5)
+            return await elsewhere(seat.step, PolicyTurn("hay"))
+
+    last = run(tmp_path, script)
+    assert (last.reason, last.reward) == (DONE, 1.0)
