@@ -2,17 +2,21 @@
 
 import asyncio
 import resource
+from contextlib import closing
 from functools import partial
 
 import pytest
 from aiohttp import web
 
 from mrl.gateway.agent_process import client_of
-from mrl.tasks.environments.contract import DONE, PolicyTurn
+from mrl.tasks.environments.contract import DONE, GIVEN_UP, TIMEOUT, PolicyTurn
+from mrl.tasks.environments.environment_pool import EnvironmentPool
+from mrl.tasks.environments.gateway_location import GatewayLocation
 from tests.gateway.test_routes import elsewhere, run, seat_of, wins
 
 MANY = 1010
 """More than openai's client has connections if it is not told otherwise."""
+TALK = {"model": "policy", "messages": [{"role": "user", "content": "go"}]}
 
 
 def test_every_episode_of_a_process_asks_while_all_others_wait_for_their_turns():
@@ -37,8 +41,7 @@ def test_every_episode_of_a_process_asks_while_all_others_wait_for_their_turns()
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=MANY).start()
         try:
             async with client_of(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "key") as client:
-                talk = [{"role": "user", "content": "go"}]
-                asking = (client.chat.completions.create(model="policy", messages=talk) for _ in range(MANY))
+                asking = (client.chat.completions.create(**TALK) for _ in range(MANY))
                 async with asyncio.timeout(60):
                     return len(await asyncio.gather(*asking))
         finally:
@@ -64,3 +67,21 @@ def test_a_turn_may_take_longer_than_the_gateway_waits_for_a_pong(tmp_path, monk
 
     last = run(tmp_path, script)
     assert (last.reason, last.reward) == (DONE, 1.0)
+
+
+def test_an_episode_that_no_agent_takes_is_given_up_and_one_whose_agent_stops_has_failed(tmp_path):
+    """An environment that fails to start, again and again, ends the run; agents that come late never do."""
+
+    async def script(rig, http):
+        name = GatewayLocation(rig.folder, "qwen").name("guess")
+        with closing(EnvironmentPool(name, processes=1, wall_s=4.0, cpu_s=60.0)) as pool:
+            taken = pool.open(1, {})
+            _, session = await rig.opened(http)
+            asking = asyncio.ensure_future(rig.client(session["api_key"]).chat.completions.create(**TALK))
+            await asyncio.wrap_future(taken.first)
+            waiting = pool.open(2, {})
+            answer = taken.step(PolicyTurn("hay"))
+            await asking
+            return [(await asyncio.wrap_future(one)).reason for one in (waiting.first, answer)]
+
+    assert run(tmp_path, script) == [GIVEN_UP, TIMEOUT]

@@ -56,6 +56,11 @@ class Script:
         return self.lines[self.played].request if is_free and self.played < len(self.lines) else None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the environment has given its first turn, in any process."""
+        return bool(self.lines and self.lines[0].digest)
+
+    @property
     def awaits(self) -> bool:
         """Whether an answer is awaited."""
         return bool(self.lines) and not self.is_over and not self.lines[-1].future.done()
