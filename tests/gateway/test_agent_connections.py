@@ -85,3 +85,25 @@ def test_an_episode_that_no_agent_takes_is_given_up_and_one_whose_agent_stops_ha
             return [(await asyncio.wrap_future(one)).reason for one in (waiting.first, answer)]
 
     assert run(tmp_path, script) == [GIVEN_UP, TIMEOUT]
+
+
+def test_the_wait_for_an_agent_is_no_time_of_its_episode(tmp_path):
+    """An agent that took the episode late has as long as any other: 3 s of waiting and 2 s of play are not 5 s."""
+
+    async def script(rig, http):
+        name = GatewayLocation(rig.folder, "qwen").name("guess")
+        with closing(EnvironmentPool(name, processes=1, wall_s=4.0, cpu_s=60.0)) as pool:
+            late = pool.open(1, {})
+            while not rig.registry.num_offered:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(3.0)
+            _, session = await rig.opened(http)
+            asking = asyncio.ensure_future(rig.client(session["api_key"]).chat.completions.create(**TALK))
+            await asyncio.wrap_future(late.first)
+            last = late.step(PolicyTurn("hay"))
+            await asking
+            await asyncio.sleep(2.0)
+            await rig.post(http, f"/sessions/{session['id']}/reward", {"reward": 1.0})
+            return (await asyncio.wrap_future(last)).reason
+
+    assert run(tmp_path, script) == DONE

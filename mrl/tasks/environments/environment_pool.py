@@ -179,7 +179,8 @@ class EnvironmentPool:
                 continue
             assert future is not None
             if isinstance(request, OpenEpisode):
-                self._scripts[request.episode] = Script(request.episode, self._wall_s)
+                is_agent = self._name.startswith(MARK)
+                self._scripts[request.episode] = Script(request.episode, self._wall_s, waits_for_agent=is_agent)
                 self.counts.episodes += 1
             script = self._scripts.get(request.episode)
             if script is None or script.is_over or script.awaits:
@@ -297,7 +298,7 @@ class EnvironmentPool:
 
     def _too_late(self, script: Script) -> EnvironmentTurn:
         """Return the end of a late episode. Where no agent has asked yet, it is given up: agents may come late."""
-        if self._name.startswith(MARK) and not script.has_begun:
+        if script.waits_for_agent and not script.has_begun:
             return _given_up(f"no agent asked for the policy's first turn within {self._wall_s:g} s (episode_s)")
         words = f"no answer within {self._wall_s:g} s, the total time limit of the environment"
         return EnvironmentTurn.failed(TIMEOUT, words)
