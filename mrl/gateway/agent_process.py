@@ -40,6 +40,8 @@ from mrl.tasks.rewards import CodeLine, place_of
 TAKERS, AT_ONCE = 16, 4096
 """Requests for an episode that one process has open, and episodes that it plays at once, both at most. The second has
 to cover a synchronous run, which samples no turn before every episode has asked for one."""
+KEPT_CONNECTIONS = 100
+"""Connections that the client of the policy keeps for later requests, at most."""
 WATCH_S = 0.5
 """Seconds between restarts of the timer that finds an episode which keeps the processor."""
 PAUSE_S = 0.5
@@ -209,15 +211,24 @@ def _by_name(returned: object, names: Sequence[str]) -> dict[str, float]:
     return {name: float(reward) for name, reward in returned.items()}
 
 
+def client_of(url: str, key: str) -> "AsyncOpenAI":
+    """Make a client without a limit of time or of connections.
+
+    A turn takes as long as the policy does, and a session's end ends its requests. Each request that waits for a turn
+    holds a connection; with openai's own limit of 1000, further episodes could not ask, and would count as silent.
+    """
+    from openai import DEFAULT_CONNECTION_LIMITS, AsyncOpenAI, DefaultAsyncHttpxClient
+
+    limits = type(DEFAULT_CONNECTION_LIMITS)(max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS)
+    return AsyncOpenAI(base_url=url, api_key=key, timeout=None, http_client=DefaultAsyncHttpxClient(limits=limits))
+
+
 async def serve(agent: Agent, task: str, cpu_s: float) -> None:
     """Play episodes until this process is ended."""
-    from openai import AsyncOpenAI
-
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=REQUEST_S)
     async with (
-        # Without a time limit: a turn takes as long as the policy does, and a session's end ends its requests.
-        AsyncOpenAI(base_url=os.environ[URL], api_key=os.environ[KEY], timeout=None) as client,
+        client_of(os.environ[URL], os.environ[KEY]) as client,
         aiohttp.ClientSession(connector=connector, timeout=timeout) as http,
     ):
         player = Player(agent, task, client)

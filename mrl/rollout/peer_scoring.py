@@ -15,13 +15,14 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import structlog
 from msgspec import UNSET
 
 from mrl.alignment.next_units import encode_units
 from mrl.alignment.peer_answer import MIN_LOGPROB_NATS
 from mrl.alignment.receiver import Receiver
 from mrl.engines.engine import ScoredAnswer, ScoringRequest
-from mrl.errors import TaskError
+from mrl.errors import EngineLost, TaskError
 from mrl.records.codec import pack_array
 from mrl.records.episodes import Opening
 from mrl.records.experience import (
@@ -42,6 +43,8 @@ SERVE_S = 0.5
 """Seconds of scoring after which sampling goes on, whatever requests still wait."""
 
 Int32s = npt.NDArray[np.int32]
+
+log = structlog.get_logger()
 
 
 class ScoreLink(Protocol):
@@ -66,7 +69,8 @@ class ScoringTotals:
     refused: int = 0
     """Answers or turns without a score: own tokens cannot express them, or the engine does not take them."""
     dropped: int = 0
-    """Requests dropped because too many waited, or about a prompt that does not exist."""
+    """Requests dropped because too many waited, about a prompt that does not exist, or with which the engine was lost
+    twice."""
     busy_s: float = 0.0
     newest_step: int = 0
 
@@ -91,6 +95,8 @@ class Scorer:
         self._sampler, self._receiver, self._exchange, self._renderer = sampler, receiver, exchange, renderer
         self._max_answer_tokens, self._keeps_step, self._row_tokens = max_answer_tokens, keeps_step, row_tokens
         self._waiting: deque[ScoreRequestRecord] = deque()
+        self._suspect: ScoreRequestRecord | None = None
+        """The request with which the engine was lost last."""
         self.totals = ScoringTotals()
 
     def serve(self, is_proved: Callable[[Version], bool] = lambda _: True) -> int:
@@ -113,7 +119,10 @@ class Scorer:
                 elif self._answer(self._waiting[0], version):
                     self._waiting.popleft()
                     num_done += 1
-        finally:  # an engine that is lost in the middle answers the same request when it is back
+        except EngineLost:  # the same request is answered when the engine is back
+            self._suspect_first()
+            raise
+        finally:
             self._waiting.extendleft(reversed(later))
             self.totals.busy_s += time.monotonic() - began_s
         return num_done
@@ -129,6 +138,18 @@ class Scorer:
             "scoring/busy_s": totals.busy_s,
             **self._exchange.losses(),
         }
+
+    def _suspect_first(self) -> None:
+        """Note that the engine was lost with the first request, and drop it the second time: scores of a long text may
+        want more memory than a server has, and the next engine would be lost as well.
+        """
+        if self._waiting[0] is not self._suspect:
+            self._suspect = self._waiting[0]
+            return
+        self.totals.dropped += 1
+        log.warning(
+            "score request dropped: the engine was lost with it twice", prompt=self._waiting.popleft().prompt_id
+        )
 
     def _take_requests(self) -> None:
         for item in self._exchange.take():

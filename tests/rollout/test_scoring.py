@@ -364,6 +364,30 @@ def test_an_answer_that_the_engine_does_not_take_has_no_score_and_the_others_hav
     assert scorer.totals.refused == 1
 
 
+def test_a_request_that_takes_the_engine_down_again_is_dropped_and_the_others_are_answered(
+    make_scorer, pool, monkeypatch
+):
+    """As a long text does where a server has no memory for its scores: a third engine would be lost as well."""
+    scorer, wire, _ = make_scorer()
+    score_answers = EmbeddedEngine.score_answers
+
+    def lost_with_two(self, asked):
+        if len(asked.answers) == 2:
+            raise EngineLost("out of memory")
+        return score_answers(self, asked)
+
+    monkeypatch.setattr(EmbeddedEngine, "score_answers", lost_with_two)
+    wire.asked = [request(pool, (b"one", True), (b"two", True)), request(pool, (b"one", True), number=1)]
+
+    for _ in range(2):
+        with pytest.raises(EngineLost):
+            scorer.serve()
+    assert scorer.serve() == 1
+
+    assert [said.request_id for said in wire.said] == ["student:0.1:score"]
+    assert scorer.values()["scoring/dropped_requests"] == 1
+
+
 def test_a_request_under_way_when_the_engine_is_lost_is_answered_when_it_is_back(make_scorer, pool, monkeypatch):
     """It is taken off the list only with its answer; a frozen policy's worker starts its engine anew."""
     scorer, wire, _ = make_scorer()

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from mrl.tasks.environments.attentive_socket import AttentiveSocket
 from mrl.tasks.environments.contract import GIVEN_UP, LIMITS, RAISED, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.gateway_location import MARK, gateway_of
 from mrl.tasks.environments.shared_loop import SharedLoop
@@ -67,7 +68,7 @@ class AgentSeat:
         folder, self._policy, self._task = json.loads(name.removeprefix(MARK))
         self._folder = Path(folder)
         self._http: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket: AttentiveSocket | None = None
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> EnvironmentTurn:
         """Return the first messages of the agent that takes the episode, with its tools."""
@@ -100,12 +101,13 @@ class AgentSeat:
         while time.monotonic() < deadline_s:
             try:
                 url, key = gateway_of(self._folder)
-                self._socket = await self._http.ws_connect(
+                socket = await self._http.ws_connect(
                     f"{url}/seat",
                     max_msg_size=4 * LIMITS.turn_bytes,
                     heartbeat=CONNECT_S,
                     headers={"Authorization": f"Bearer {key}"},
                 )
+                self._socket = AttentiveSocket(socket)
                 return
             except (OSError, ValueError, KeyError):
                 reason = "it has not published its address"
@@ -122,7 +124,7 @@ class AgentSeat:
         """Send a message and return the gateway's answer; None where the gateway closed the connection."""
         assert self._socket is not None
         try:
-            await self._socket.send_bytes(body)
+            await self._socket.socket.send_bytes(body)
         except ConnectionError:
             return None
         answer = await self._socket.receive()

@@ -27,6 +27,7 @@ from mrl.errors import RoleFailed
 from mrl.tasks.environments.contract import EXITED, GIVEN_UP, LOST, MEMORY, TIMEOUT, EnvironmentTurn, PolicyTurn
 from mrl.tasks.environments.environment_child import EnvironmentChild, environment_argv
 from mrl.tasks.environments.episode_script import MAX_LOSSES, Script
+from mrl.tasks.environments.gateway_location import MARK
 from mrl.tasks.environments.wire import Asked, FinishEpisode, OpenEpisode, ProcessBeat, ProcessReady, StepEpisode
 
 MEMORY_BYTES = 4 * 1024**3
@@ -178,7 +179,8 @@ class EnvironmentPool:
                 continue
             assert future is not None
             if isinstance(request, OpenEpisode):
-                self._scripts[request.episode] = Script(request.episode, self._wall_s)
+                is_agent = self._name.startswith(MARK)
+                self._scripts[request.episode] = Script(request.episode, self._wall_s, waits_for_agent=is_agent)
                 self.counts.episodes += 1
             script = self._scripts.get(request.episode)
             if script is None or script.is_over or script.awaits:
@@ -290,10 +292,16 @@ class EnvironmentPool:
         if child.deadline_s > now_s or child not in self._children:
             return
         for script in child.late(now_s) if child.is_ready else []:
-            words = f"no answer within {self._wall_s:g} s, the total time limit of the environment"
-            self._fail_one(child, script, EnvironmentTurn.failed(TIMEOUT, words))
+            self._fail_one(child, script, self._too_late(script))
         if child in self._children and child.deadline_s <= now_s:  # it sends no beat, or does not start
             self._lose(child)
+
+    def _too_late(self, script: Script) -> EnvironmentTurn:
+        """Return the end of a late episode. Where no agent has asked yet, it is given up: agents may come late."""
+        if script.waits_for_agent and not script.has_begun:
+            return _given_up(f"no agent asked for the policy's first turn within {self._wall_s:g} s (episode_s)")
+        words = f"no answer within {self._wall_s:g} s, the total time limit of the environment"
+        return EnvironmentTurn.failed(TIMEOUT, words)
 
     def _lose(self, child: EnvironmentChild) -> None:
         """Handle the loss of a process that ended, or that an episode blocks: episodes that ran are suspects."""
@@ -362,5 +370,5 @@ class EnvironmentPool:
         return child.end()
 
 
-def _given_up() -> EnvironmentTurn:
-    return EnvironmentTurn(done=True, reason=GIVEN_UP)
+def _given_up(words: str = "") -> EnvironmentTurn:
+    return EnvironmentTurn(done=True, reason=GIVEN_UP, words=words)

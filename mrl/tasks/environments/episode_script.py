@@ -44,6 +44,9 @@ class Script:
     is_alone: bool = False
     """Whether the episode gets a process of its own, because it may have taken down a shared one."""
     is_over: bool = False
+    waits_for_agent: bool = False
+    """Whether the first answer comes from an agent that takes the episode at some time. That wait is no time of its
+    environment: it has a bound of its own, as long as `wall_s`."""
 
     def add(self, request: Asked, future: "Future[EnvironmentTurn]") -> None:
         """Add the next request."""
@@ -54,6 +57,11 @@ class Script:
         """The request to send to the process now; None while the process answers, or when all are answered."""
         is_free = self.asked_at_s is None and not self.is_over
         return self.lines[self.played].request if is_free and self.played < len(self.lines) else None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the environment has given its first turn, in any process."""
+        return bool(self.lines and self.lines[0].digest)
 
     @property
     def awaits(self) -> bool:
@@ -68,7 +76,8 @@ class Script:
     def answer(self, turn: EnvironmentTurn) -> str:
         """Take the answer to the present request; return in words what is wrong with it, "" if nothing is."""
         line = self.lines[self.played]
-        self.used_s += time.monotonic() - (self.asked_at_s or 0.0)
+        if self.played or not self.waits_for_agent:
+            self.used_s += time.monotonic() - (self.asked_at_s or 0.0)
         said = replace(turn, stream="")  # another agent plays it again, in a session of its own
         self.asked_at_s, digest = None, hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=16).digest()
         if line.digest and line.digest != digest:

@@ -16,6 +16,7 @@ import aiohttp
 
 from mrl.records.canonical_json import canonical_json
 from mrl.records.episodes import Message, ToolSpec
+from mrl.tasks.environments.attentive_socket import AttentiveSocket
 from mrl.tasks.environments.contract import (
     DONE,
     LIMITS,
@@ -47,7 +48,7 @@ class OpenEnvEnvironment:
         path = parts.path if parts.path.strip("/") else "/ws"
         self._url = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
         self._http: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._socket: AttentiveSocket | None = None
         self._tools: tuple[ToolSpec, ...] = ()
         self._sum = 0.0
 
@@ -135,16 +136,19 @@ class OpenEnvEnvironment:
 
     async def _connect(self) -> None:
         self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_S))
-        self._socket = await self._http.ws_connect(self._url, max_msg_size=4 * LIMITS.turn_bytes, heartbeat=CONNECT_S)
+        self._socket = AttentiveSocket(
+            await self._http.ws_connect(self._url, max_msg_size=4 * LIMITS.turn_bytes, heartbeat=CONNECT_S)
+        )
 
     async def _exchange(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         assert self._socket is not None
-        await self._socket.send_str(json.dumps(message))
+        await self._socket.socket.send_str(json.dumps(message))
         answer = await self._socket.receive()
         if answer.type is not aiohttp.WSMsgType.TEXT:
-            too_long = self._socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+            too_long = self._socket.socket.close_code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
             kind = TOO_LONG if too_long else RAISED
-            raise BadReturn(kind, f"the connection to the server ended ({answer.type.name}, {self._socket.close_code})")
+            words = f"the connection to the server ended ({answer.type.name}, {self._socket.socket.close_code})"
+            raise BadReturn(kind, words)
         found = json.loads(answer.data)
         if not isinstance(found, Mapping):
             raise BadReturn(WRONG_TYPE, f"the server answered {answer.data!r:.80}; wanted a JSON object")
@@ -152,8 +156,9 @@ class OpenEnvEnvironment:
 
     async def _disconnect(self) -> None:
         assert self._http is not None
-        if self._socket is not None and not self._socket.closed:
-            await self._socket.send_str(json.dumps({"type": "close"}))
+        if self._socket is not None:
+            if not self._socket.socket.closed:
+                await self._socket.socket.send_str(json.dumps({"type": "close"}))
             await self._socket.close()
         await self._http.close()
 

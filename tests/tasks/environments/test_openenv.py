@@ -109,7 +109,7 @@ def observation(seen: dict, **more) -> dict:
 
 async def serve(request: web.Request) -> web.WebSocketResponse:
     """One connection."""
-    connection = web.WebSocketResponse(max_msg_size=0)
+    connection = web.WebSocketResponse(max_msg_size=0, heartbeat=answer.heartbeat_s)
     await connection.prepare(request)
     async for message in connection:
         if message.type is WSMsgType.TEXT and (asked := json.loads(message.data))["type"] != "close":
@@ -120,7 +120,7 @@ async def serve(request: web.Request) -> web.WebSocketResponse:
 @pytest.fixture
 def server():
     """The URL of a server in a thread."""
-    answer.has_tools = False
+    answer.has_tools, answer.heartbeat_s = False, None
     loop, listening = asyncio.new_event_loop(), socket.create_server(("127.0.0.1", 0))
     app = web.Application()
     app.router.add_get("/ws", serve)
@@ -150,6 +150,15 @@ def test_a_text_environment(pool):
     assert session.step(PolicyTurn("a")).result(LONG_S).messages[0].content == "heard a"
     last = session.step(PolicyTurn("end")).result(LONG_S)
     assert (last.done, last.reward, last.reason) == (True, 0.75, "done")
+
+
+def test_a_turn_of_the_policy_may_take_longer_than_the_server_waits_for_a_pong(pool):
+    """Pings are answered meanwhile, although nothing is asked of the server."""
+    answer.heartbeat_s = 0.4
+    session = pool.open(7, {})
+    session.first.result(LONG_S)
+    time.sleep(1.5)
+    assert session.step(PolicyTurn("end")).result(LONG_S).reason == "done"
 
 
 @pytest.mark.parametrize(("query", "says"), [("", False), ("?deterministic=yes", True)])
