@@ -69,7 +69,7 @@ class PlannedRun:
     def state(self) -> "State":
         """Return how far the run in `folder` has come."""
         try:
-            earlier = read_run_config(self.folder)
+            earlier = read_run_config(self.folder, is_own=False)
         except RunFolderError:
             return State()
         if not _is_same(earlier, self.config):
@@ -191,7 +191,7 @@ def _earlier(named: Sequence[Path], whole: Path) -> RunConfig | None:
     for path in dict.fromkeys((*named, *begun)):
         if RunFolder(path).config_json.is_file():
             with suppress(RunFolderError):  # a damaged run is begun anew, if it is one of this comparison
-                run = read_run_config(path)
+                run = read_run_config(path, is_own=False)
                 found = run if found is None else _with_policies_of(found, run)
     return found
 
