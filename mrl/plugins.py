@@ -149,7 +149,7 @@ def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -
             where=where,
             got=plugin.name,
             wanted=f"a module that is installed, on PYTHONPATH, or in {folder}",
-            cure=_near_module(module_name),
+            cure=near_module(module_name),
         ) from None
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything; the message tells it
         raise _broken(plugin, error, where) from None
@@ -164,6 +164,14 @@ def load_plugin(plugin: Plugin, fault_of: Callable[[Any], str], *, where: str) -
     if fault := fault_of(found):
         raise PluginError(f"{plugin.target} is not a {plugin.kind.word}", where=where, got=_shown(found), wanted=fault)
     return found
+
+
+def near_module(module: str) -> str:
+    """Return the question whether a file beside the configuration with a similar name was meant; "" without one."""
+    folder = os.environ.get(MODULES, "")
+    own = [file.stem for file in Path(folder).glob("*.py")] if folder else []
+    near = difflib.get_close_matches(module, own, n=1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def missing_names(found: object, names: Iterable[str]) -> str:
@@ -198,13 +206,6 @@ def _file_of(module: str) -> str:
         with suppress(ImportError, ValueError):
             file = getattr(importlib.util.find_spec(module), "origin", "")
     return str(file or "not imported yet")
-
-
-def _near_module(module: str) -> str:
-    folder = os.environ.get(MODULES, "")
-    own = [file.stem for file in Path(folder).glob("*.py")] if folder else []
-    near = difflib.get_close_matches(module, own, n=1)
-    return f"did you mean {near[0]}?" if near else ""
 
 
 def raised_at(error: BaseException) -> str:

@@ -22,11 +22,12 @@ from typing import Any
 import tomli_w
 
 from mrl.config.load import parse_toml, read_text, resolve
+from mrl.config.nearest_key import nearest
 from mrl.config.overrides import tell_overrides
 from mrl.config.run_folder import RunFolder, read_run_config, run_folder_of
 from mrl.config.schema import RunConfig
 from mrl.config.shipped_configs import config_file
-from mrl.errors import RoleFailed, UserError
+from mrl.errors import ConfigError, RoleFailed, RunFolderError, UserError
 from mrl.metrics.jsonl import each_metrics, parse_line
 from mrl.parent_death import command
 
@@ -95,7 +96,17 @@ class Run:
         """Return one flat row per line of metrics.jsonl from a kind of role: "learner", "worker", ...; "" for all.
 
         Columns are time_unix_s, role, policy, step, and the metrics. Steps that a resume voided are included.
+        Raises RunFolderError for an unknown policy.
         """
+        if policy and policy not in self.config.policies:
+            near = nearest(policy, self.config.policies)
+            raise RunFolderError(
+                "no policy of this name",
+                where=str(self.path),
+                got=policy,
+                wanted=f"one of {', '.join(self.config.policies)}",
+                cure=f"did you mean {near}?" if near else "",
+            )
         return [
             {name: line[name] for name in ("time_unix_s", "role", "policy", "step")} | line["values"]
             for line in each_metrics(RunFolder(self.path).metrics_jsonl)
@@ -173,6 +184,9 @@ def train(
     either, or KeyboardInterrupt, ends the run before it propagates. Raises UserError for what the user can cure,
     RoleFailed when the run cannot go on.
     """
+    if not isinstance(config, RunConfig):
+        told = type(config).__name__
+        raise ConfigError("not a configuration", where="mrl.train", got=told, wanted="what mrl.load returns")
     flags = ["--clean"] * clean + ["--resume"] * resume
     folder = run_folder_of(config)
     steps = _NewSteps(folder.metrics_jsonl, from_end=resume)

@@ -129,6 +129,8 @@ def test_what_a_run_left_is_read(tmp_path: Path) -> None:
     assert {row["role"] for row in rows} == {"learner/qwen"}
     assert {row["role"] for row in run.metrics(role="exchange")} == {"exchange"}
     assert {"allocator", "learner/llama"} <= {row["role"] for row in run.metrics(role="")}
+    with pytest.raises(RunFolderError, match=r"no policy of this name; got 'qwn'; wanted .*; cure: did you mean qwen"):
+        run.metrics("qwn")
     assert [row["completion"] for row in run.samples("qwen", failed=True)] == ["no"]
     assert run.report().is_file()
     assert run.policies["qwen"].steps == []
@@ -169,3 +171,10 @@ def test_steps_are_told_once_and_only_of_this_run(tmp_path: Path) -> None:
     assert shortened.read() == []
     path.write_text(line(2))
     assert [step.step for step in shortened.read()] == [2]
+
+
+@pytest.mark.parametrize("config", ["quickstart", {"run": {}}, None])
+def test_what_is_no_configuration_is_not_trained(config: object) -> None:
+    """A name or a table has to be loaded first."""
+    with pytest.raises(UserError, match=r"^mrl\.train: not a configuration; got .*; wanted what mrl\.load returns"):
+        mrl.train(config)  # type: ignore[arg-type]

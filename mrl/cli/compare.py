@@ -21,7 +21,7 @@ from mrl.config.shipped_configs import config_file
 from mrl.errors import ConfigError, RoleFailed
 from mrl.files import replace_file
 from mrl.host_memory import host_memory_bytes
-from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier, check_given, plan_runs
+from mrl.processes.preparation.comparison_plan import PlannedRun, check_earlier, check_folder, check_given, plan_runs
 
 if TYPE_CHECKING:
     from mrl.report.comparing.grid import Grid
@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             "has no effect without --tune", where="--tune-seeds", cure="add --tune, or remove --tune-seeds"
         )
     check_given(arguments)
+    check_folder(arguments)
     train = partial(_train, jobs=arguments.jobs, where=str(arguments.config), is_only_table=arguments.only_table)
     if arguments.tune is None:
         runs = plan_runs(arguments)

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-p", type=float, metavar="P", help="nucleus sampling (default: evaluation.top_p)")
     parser.add_argument(
-        "--max-new-tokens", type=int, default=0, metavar="N", help="token limit of an answer; default: the policy's"
+        "--max-new-tokens", type=int, metavar="N", help="token limit of an answer; default: the policy's"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the answers (default: run.seed)")
     parser.add_argument(
@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _compare(*arguments.compare)
     if not arguments.what:
         raise ConfigError("nothing to evaluate", where=WHERE, wanted="a run, a model folder, or a model of the hub")
+    _check_out(arguments.out)
     from mrl.processes.evaluation.measuring import HeldOutQuestions, engine_table, evaluate
     from mrl.processes.evaluation.saved_evaluations import save_evaluation
     from mrl.processes.evaluation.subjects import base_config, find_subjects
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = _with_own(base_config(arguments.what, _given(arguments.config)), arguments)
     _check_tasks(config, arguments.tasks)
     found = find_subjects(arguments.what, config, policy=arguments.policy, tell=_tell)
-    changes = {key: getattr(arguments, key) for key in ("engine", "device", "max_new_tokens")}
+    changes = {"engine": arguments.engine, "device": arguments.device, "max_new_tokens": arguments.max_new_tokens or 0}
     subjects = [replace(subject, table=engine_table(subject.table, **changes)) for subject in found]
     pool = build_pool(config.tasks, config.pool)
     try:
@@ -102,6 +103,21 @@ def run(arguments: argparse.Namespace) -> int:
     _print(evaluation_grids(evaluation))
     print(f"wrote {save_evaluation(evaluation, arguments.out or _place(arguments.what))}")
     return 0
+
+
+def _check_out(out: Path | None) -> None:
+    """Raises ConfigError where the result could not be written, before hours of measuring."""
+    if out is None:
+        return
+    is_file = out.suffix == ".json"
+    if is_file and not out.absolute().parent.is_dir():
+        raise ConfigError("--out: no such folder", where=WHERE, got=str(out.parent))
+    if is_file and out.is_dir():
+        raise ConfigError("--out: a folder stands where the file would be", where=WHERE, got=str(out))
+    if not is_file and out.exists() and not out.is_dir():
+        raise ConfigError(
+            "--out: a file, not a folder", where=WHERE, got=str(out), wanted="a file NAME.json, or a folder"
+        )
 
 
 def _compare(first: Path, second: Path) -> int:
@@ -131,12 +147,13 @@ def _with_own(config: RunConfig, arguments: argparse.Namespace) -> RunConfig:
     given = {"samples": arguments.samples, "temperature": arguments.temperature, "top_p": arguments.top_p}
     given["k"] = None if arguments.k is None else _numbers(arguments.k)
     table = config.evaluation.model_copy(update={key: value for key, value in given.items() if value is not None})
+    tokens = arguments.max_new_tokens
     bounds = (
         ("--samples", table.samples, 1 <= table.samples <= 1024, "1 to 1024"),
         ("--temperature", table.temperature, table.temperature is None or 0 <= table.temperature <= 2, "0 to 2"),
         ("--top-p", table.top_p, 0 < table.top_p <= 1, "above 0, and at most 1"),
         ("--prompts", arguments.prompts, arguments.prompts >= 0, ">= 0"),
-        ("--max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 0, ">= 1"),
+        ("--max-new-tokens", tokens, tokens is None or tokens >= 1, ">= 1"),
         ("--seed", arguments.seed, arguments.seed is None or 0 <= arguments.seed < 2**31, "0 to 2147483647"),
     )
     for key, value, is_sound, wanted in bounds:

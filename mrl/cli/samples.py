@@ -50,6 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("invalid number of answers", where="mrl samples --limit", got=limit, wanted="at least 1")
     if arguments.page and not arguments.page.absolute().parent.is_dir():
         raise ConfigError("no such folder", where="mrl samples --page", got=str(arguments.page.parent))
+    if arguments.page and arguments.page.is_dir():
+        raise ConfigError(
+            "a folder stands where the page would be", where="mrl samples --page", got=str(arguments.page)
+        )
     if arguments.held_out and arguments.rescued:
         what = "answers to held-out prompts are never trained on"
         raise ConfigError(what, where="mrl samples", got="--held-out and --rescued", wanted="one of them")

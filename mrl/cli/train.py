@@ -68,7 +68,7 @@ def beginning(arguments: argparse.Namespace) -> dict[str, Any]:
 def begun(config: RunConfig, *, resume: bool) -> RunConfig | None:
     """Return the stored configuration of a resumed run, with commits of models and the day in prompts; else None."""
     folder = run_folder_of(config)
-    return read_run_config(folder.path) if resume and folder.config_json.is_file() else None
+    return read_run_config(folder.path, is_own=False) if resume and folder.config_json.is_file() else None
 
 
 def train(

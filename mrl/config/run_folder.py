@@ -231,12 +231,13 @@ def check_disk(path: Path, min_free_mib: int) -> None:
         )
 
 
-def read_run_config(run_folder: Path) -> RunConfig:
-    """Return the resolved configuration of an existing run. Raises RunFolderError when it is missing or unreadable."""
+def read_run_config(run_folder: Path, *, is_own: bool = True) -> RunConfig:
+    """Return a run's resolved configuration; if `is_own`, modules are found where it says. Raises RunFolderError."""
     file = RunFolder(run_folder).config_json
     try:
         config = RunConfig.model_validate_json(file.read_text(encoding="utf-8"))
-        use_modules(config.run.modules)
+        if is_own:
+            use_modules(config.run.modules)
         return config
     except FileNotFoundError:
         raise RunFolderError(
@@ -316,8 +317,7 @@ def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
             where=where,
             cure="choose another --run.name or --run.folder",
         )
-    holder = supervisor_of(path)
-    if holder is not None:
+    if (holder := supervisor_of(path)) is not None:
         raise _in_use(path, holder)
     if not clean and not resume:
         raise RunFolderError(
@@ -328,7 +328,7 @@ def _check_filled(path: Path, *, clean: bool, resume: bool) -> None:
 def _check_resumed(folder: RunFolder, config: RunConfig, from_start: Collection[str]) -> None:
     where = str(folder.path)
     check_writers(folder.path)
-    check_same_meaning(read_run_config(folder.path), config, where=where)
+    check_same_meaning(read_run_config(folder.path, is_own=False), config, where=where)
     saved = {name: folder.checkpoint_steps(name) for name in config.learning if name not in from_start}
     for name, steps in saved.items():
         folder.lives(name).check_not_lost(steps, together=config.learning if config.run.sync else ())

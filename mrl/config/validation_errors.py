@@ -123,7 +123,9 @@ def _wrong(mistake: ErrorDetails, path: tuple[str, ...]) -> tuple[str, object, s
     if mistake["loc"][-1] == "[key]":
         return "not a valid name", path[-1], wanted, ""
     if kind == "string_pattern_mismatch" and path[-1] == "verifier":
-        cure = "" if ":" in str(found) else f'set {".".join(path)} = "{found}:FUNCTION"'
+        module, _, function = str(found).rpartition(".")
+        named = f"{module}:{function}" if module and function else f"{found}:FUNCTION"
+        cure = "" if ":" in str(found) else f'set {".".join(path)} = "{named}"'
         return "invalid value", found, wanted, cure
     if kind in _UNQUOTED and isinstance(found, str) and _UNQUOTED[kind].fullmatch(found):
         return "invalid value", found, wanted, "remove the quotes"

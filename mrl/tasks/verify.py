@@ -1,6 +1,7 @@
 """Verdicts on completions, from this process or from processes of their own."""
 
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,8 @@ from typing import TypeVar
 
 from mrl.config.task_tables import TaskTable
 from mrl.errors import TaskError
+from mrl.plugins import near_module
+from mrl.tasks import verifier_process
 from mrl.tasks.judging.judge_model import judge_environment
 from mrl.tasks.rewards import (
     MAX_REWARD,
@@ -30,6 +33,8 @@ from mrl.tasks.verifier_pool import START_S, VerifierPool, verifier_argv
 from mrl.tasks.verifier_process import VerifierCall
 
 MIB = 1024**2
+_FRAME = re.compile(r'  File "([^"]+)", line (\d+)')
+"""A line of a traceback."""
 Before = TypeVar("Before")
 After = TypeVar("After")
 
@@ -197,17 +202,30 @@ def check_verifier(task: str, table: TaskTable) -> None:
     try:
         trial = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, check=False)
     except subprocess.TimeoutExpired:
-        reason = f"not ready after {START_S:.0f} s"
+        reason, cure = f"not ready after {START_S:.0f} s", ""
     else:
         if trial.returncode == 0:
             return
         said = trial.stderr.decode(errors="replace").split("\n")
         reason = next((line for line in reversed(said) if line.strip()), f"exit code {trial.returncode}")
+        cure = _cure_of_start(table.verifier, said)
     raise TaskError(
         f"the verifier {table.verifier} does not start ({reason.strip()})",
         where=f"tasks.{task}.verifier",
         wanted='"module:function" in a module that is installed, on PYTHONPATH, or beside the configuration file',
+        cure=cure,
     )
+
+
+def _cure_of_start(verifier: str, said: Sequence[str]) -> str:
+    """Return where a user's module ended its own import, or which module may have been meant; "" for other reasons."""
+    places = [found.groups() for line in said if (found := _FRAME.match(line))]
+    files = [file for file, _ in places]
+    begun = len(files) - files[::-1].index(verifier_process.__file__) if verifier_process.__file__ in files else 0
+    if own := [f"line {line} of {file}" for file, line in places[begun:] if "importlib" not in file]:
+        return f"see {own[-1]}"
+    is_missing = any(line.startswith("ModuleNotFoundError") for line in said)
+    return near_module(verifier.partition(":")[0]) if is_missing else ""
 
 
 def judge(source: Source, item: Item, completion: str) -> Verdict:

@@ -55,6 +55,9 @@ def test_a_finished_comparison_is_shown_without_its_models(tmp_path, capsys):
 def test_the_table_of_an_unfinished_comparison_names_what_is_missing(tmp_path, capsys):
     """Exit code 1; of nothing at all there is no table."""
     asked = arguments(tmp_path, *REGIMES, "--only-table")
+    with pytest.raises(ConfigError, match=r"^--folder: no such folder; got '.*runs'"):
+        run(asked)
+    (tmp_path / "runs").mkdir()
     with pytest.raises(RoleFailed, match="no run has finished"):
         run(asked)
     runs = plan_runs(asked)
@@ -109,3 +112,17 @@ def test_a_number_of_jobs_below_zero_is_refused(tmp_path):
     """In one line, before anything is trained."""
     with pytest.raises(ConfigError, match="--jobs: invalid number of runs"):
         run(arguments(tmp_path, "--jobs=-1"))
+
+
+def test_a_folder_that_cannot_hold_a_comparison_is_refused(tmp_path):
+    """A file, and the folder of a run, into which nothing is written."""
+    folder = tmp_path / "runs"
+    folder.write_text("notes")
+    with pytest.raises(ConfigError, match=r"^--folder: a file, not a folder; got '.*runs'"):
+        run(arguments(tmp_path, *REGIMES))
+    folder.unlink()
+    folder.mkdir()
+    (folder / "config.json").write_text('{"run": {}, "policies": {}, "tasks": {}}')
+    with pytest.raises(ConfigError, match=r"^--folder: the folder of a run, not of a comparison; got '.*runs'"):
+        run(arguments(tmp_path, *REGIMES))
+    assert [one.name for one in folder.iterdir()] == ["config.json"]

@@ -181,3 +181,20 @@ def test_what_is_broken_off_leaves_nothing(place, monkeypatch, capsys):
     assert "a prompt and its answer do not fit" in capsys.readouterr().err
     assert not (place / "never.json").exists()
     assert [one.name for one in scratch.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--out", "none/x.json"), "--out: no such folder; got 'none'"),
+     (("--out", "taken.json"), "--out: a folder stands where the file would be; got 'taken.json'"),
+     (("--out", "notes"), "--out: a file, not a folder; got 'notes'; wanted a file NAME.json, or a folder"),
+     (("--max-new-tokens", "0"), "--max-new-tokens: invalid value; got 0; wanted >= 1")],
+)  # fmt: skip
+def test_a_result_that_could_not_be_written_is_refused_before_it_is_measured(words, said, place, monkeypatch, capsys):
+    """And no limit of tokens is not the policy's own limit."""
+    monkeypatch.chdir(place)
+    Path("taken.json").mkdir(exist_ok=True)
+    Path("notes").write_text("kept")
+    monkeypatch.setattr("mrl.processes.evaluation.measuring.evaluate", lambda *_: pytest.fail("it was measured"))
+    assert main(["eval", "runs/r", *words]) == 2
+    assert f"mrl: error: mrl eval: {said}" in capsys.readouterr().err

@@ -244,6 +244,8 @@ FILES = [
             r"options\.promt_key: unknown option; .*did you mean options\.prompt_key\?"),
     Mistake("a verifier without a colon", "train small.toml --tasks.sums.verifier mine",
             r'tasks\.sums\.verifier: no such verifier; got \'mine\'; wanted "module:name".*cure: for a verifier of your own, write "mine:FUNCTION"'),
+    Mistake("a verifier with a dot for the colon", "train small.toml --tasks.sums.verifier my_verifier.score",
+            r'cure: set tasks\.sums\.verifier = "my_verifier:score"$'),
     Mistake("no such verifier", "train small.toml --tasks.sums.verifier nowhere:judge", r"No module named 'nowhere'"),
 ]  # fmt: skip
 

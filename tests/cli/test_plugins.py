@@ -1,6 +1,7 @@
 # ruff: noqa: E501  (the lines of messages are longer than those of code)
 """Plug-ins as a user names them: found in a module beside the configuration or as an entry point, or one line why not."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from mrl.cli.main import main
+from mrl.cli.train import begun
 from mrl.config.load import load_config
+from mrl.config.run_folder import create_run_folder
 from mrl.config.schema import TRACKER_NAMES
 from mrl.config.task_tables import SOURCE_NAMES
 from mrl.metrics.trackers.kinds import TRACKERS, tracker_class
@@ -16,6 +19,7 @@ from mrl.plugins import MODULES, VERIFIER, find_plugin
 from mrl.processes.preparation.preflight import check_tasks
 from mrl.sharing.regimes import check_sharing, regime_kind
 from mrl.tasks.sources import BENCHMARK, SOURCES, open_source
+from mrl.tasks.verify import check_verifier
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins"
 GROUPS = {
@@ -236,3 +240,15 @@ def test_a_tracker_of_one_s_own_is_the_same_class_by_both_ways(place):
     """By entry point, and by module and name."""
     example_installed(place)
     assert tracker_class("csv", where="") is tracker_class("mrl_example.tracker:CsvTracker", where="")
+
+
+def test_a_moved_project_is_resumed_with_the_modules_of_its_new_folder(place):
+    """Reading the earlier run's configuration for a comparison leaves modules to be found beside the new one."""
+    beside(place)
+    create_run_folder(load_config(place / "work" / "shout.toml"))
+    (place / "work").rename(place / "moved")
+    config = load_config(place / "moved" / "shout.toml", ["--run.folder", str(place / "moved" / "runs")])
+    assert begun(config, resume=True) is not None
+    create_run_folder(config, resume=True)
+    assert os.environ[MODULES] == config.run.modules == str(place / "moved")
+    check_verifier("shout", config.tasks["shout"])

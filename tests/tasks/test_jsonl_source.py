@@ -7,6 +7,7 @@ import pytest
 
 from mrl.config.task_tables import PoolTable, TaskTable
 from mrl.errors import MissingError, TaskError
+from mrl.plugins import MODULES
 from mrl.tasks.jsonl_source import JsonlSource
 from mrl.tasks.pool import build_pool
 from mrl.tasks.verify import check_verifier
@@ -178,6 +179,22 @@ def test_the_user_s_verifier_judges_in_place_of_the_source_s(write, verifiers):
 def test_a_verifier_that_cannot_start_is_refused_with_the_reason(verifier, reason, verifiers):
     """Before a run begins."""
     with pytest.raises(TaskError, match=rf"^tasks\.t\.verifier: the verifier .* does not start \(.*{reason}"):
+        check_verifier("t", TaskTable(source="words", dataset="trim", verifier=verifier))
+
+
+@pytest.mark.parametrize(
+    ("verifier", "cure"),
+    [("unended:score", r"see line 2 of \S+/unended\.py$"), ("lacking:score", r"see line 3 of \S+/lacking\.py$"),
+     ("unendet:score", r"did you mean unended\?$"), ("judging.py:score", r"did you mean judging\?$"),
+     ("tests.support.hard_verifiers:os", r"beside the configuration file$")],
+)  # fmt: skip
+def test_a_verifier_that_cannot_be_imported_is_told_with_its_line(verifier, cure, verifiers, tmp_path, monkeypatch):
+    """As a regime's module is; a misspelled module with the one beside the configuration."""
+    (tmp_path / "unended.py").write_text("\ndef score(reference, answer)\n    return 1\n")
+    (tmp_path / "judging.py").write_text("def score(reference, answer):\n    return 1.0\n")
+    (tmp_path / "lacking.py").write_text("import os\n\nimport no_such_module\n")
+    monkeypatch.setenv(MODULES, str(tmp_path))
+    with pytest.raises(TaskError, match=cure):
         check_verifier("t", TaskTable(source="words", dataset="trim", verifier=verifier))
 
 

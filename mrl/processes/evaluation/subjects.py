@@ -89,7 +89,7 @@ def find_subjects(
 def _of_run(words: str, run: Path, step: int | None, *, policy: str) -> list[EvaluationSubject]:
     from mrl.weights.checkpoint_store import CheckpointStore  # imports torch
 
-    config = located(read_run_config(run))
+    config = located(read_run_config(run, is_own=False))  # verifiers are those of the configuration that is evaluated
     if policy and policy not in config.learning:
         wanted = " or ".join(config.learning)
         raise ConfigError("no learning policy of this name", where=str(run), got=policy, wanted=wanted)

@@ -12,7 +12,7 @@ import tomli_w
 from mrl.config.load import load_config
 from mrl.config.overrides import WHERE, leaves, parse_overrides
 from mrl.config.policy_tables import PolicyTable
-from mrl.config.run_folder import RunFolder, read_run_config
+from mrl.config.run_folder import RunFolder, is_run, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import ConfigError, RunFolderError
 from mrl.plugins import short_name
@@ -69,7 +69,7 @@ class PlannedRun:
     def state(self) -> "State":
         """Return how far the run in `folder` has come."""
         try:
-            earlier = read_run_config(self.folder)
+            earlier = read_run_config(self.folder, is_own=False)
         except RunFolderError:
             return State()
         if not _is_same(earlier, self.config):
@@ -119,8 +119,12 @@ def plan_rows(
 
 
 def rows_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the rows asked for, each once; the first is the baseline."""
-    return list(dict.fromkeys(arguments.regimes.split(",")))
+    """Return the rows asked for, each once; the first is the baseline. Raises ConfigError for an empty name."""
+    rows = list(dict.fromkeys(row.strip() for row in arguments.regimes.split(",")))
+    if "" in rows:
+        wanted = "regimes, separated by commas, such as independent,sgt"
+        raise ConfigError("a regime has no name", where="--regimes", got=arguments.regimes, wanted=wanted)
+    return rows
 
 
 def final_seeds(arguments: argparse.Namespace) -> list[int]:
@@ -147,6 +151,21 @@ def check_given(arguments: argparse.Namespace) -> None:
             raise ConfigError(
                 "the comparison sets this option itself in every run", where=WHERE, got=key, cure=REPLACED[key]
             )
+
+
+def check_folder(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError for a folder that holds no runs and cannot, or that is itself a run."""
+    folder = folder_of(arguments)
+    where = "--folder" if arguments.folder else str(arguments.config)
+    if is_run(folder):
+        what, cure = "the folder of a run, not of a comparison", "name another folder"
+    elif folder.exists() and not folder.is_dir():
+        what, cure = "a file, not a folder", "name another folder"
+    elif arguments.only_table and arguments.tune is None and not folder.exists():
+        what, cure = "no such folder", "leave out --only-table to train the runs, or name the folder of a comparison"
+    else:
+        return
+    raise ConfigError(what, where=where, got=str(folder), wanted="the folder of a comparison", cure=cure)
 
 
 def folder_of(arguments: argparse.Namespace) -> Path:
@@ -191,7 +210,7 @@ def _earlier(named: Sequence[Path], whole: Path) -> RunConfig | None:
     for path in dict.fromkeys((*named, *begun)):
         if RunFolder(path).config_json.is_file():
             with suppress(RunFolderError):  # a damaged run is begun anew, if it is one of this comparison
-                run = read_run_config(path)
+                run = read_run_config(path, is_own=False)
                 found = run if found is None else _with_policies_of(found, run)
     return found
 

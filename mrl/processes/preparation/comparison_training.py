@@ -131,13 +131,19 @@ def _start(one: PlannedRun, lane: Lane) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that the started runs are ended."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that the started runs are ended.
+
+    A SIGHUP that is ignored already stays ignored, as under `nohup`.
+    """
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    earlier = signal.signal(signal.SIGTERM, interrupt)
+    is_kept = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = (signal.SIGTERM,) if is_kept else (signal.SIGTERM, signal.SIGHUP)
+    earlier = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)

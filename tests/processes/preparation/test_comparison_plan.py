@@ -125,6 +125,15 @@ def test_what_is_no_number_of_seeds_is_refused(tmp_path, seeds):
         plan_runs(arguments(tmp_path, f"--seeds={seeds}"))
 
 
+@pytest.mark.parametrize("regimes", ["", "independent,,sgt", "independent,"])
+def test_a_regime_without_a_name_is_refused(tmp_path, regimes):
+    """By the option, not by a key that follows from it; spaces between names do not matter."""
+    with pytest.raises(ConfigError, match="--regimes: a regime has no name"):
+        plan_runs(arguments(tmp_path, f"--regimes={regimes}"))
+    runs = plan_runs(arguments(tmp_path, "--regimes=independent, sgt", "--seeds=1"))
+    assert [one.regime for one in runs] == ["independent", "sgt"]
+
+
 def test_a_run_is_done_when_every_learning_policy_was_evaluated_at_its_end(tmp_path):
     """A frozen one has no end; a missing evaluation leaves the run open."""
     first, second = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "2"))

@@ -103,8 +103,9 @@ def test_a_run_sees_the_gpus_of_its_lane(tmp_path, monkeypatch):
     assert [path.read_text() for path in seen] == ["4,5", "6,7", "6,7"]
 
 
-def test_a_signal_ends_the_runs_that_were_begun(tmp_path, monkeypatch, capsys):
-    """As Ctrl-C does; a line says that nothing is lost."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_runs_that_were_begun(number, tmp_path, monkeypatch, capsys):
+    """As Ctrl-C does; a line says that nothing is lost. A terminal that is closed sends SIGHUP."""
     (one,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
     started = []
 
@@ -114,7 +115,7 @@ def test_a_signal_ends_the_runs_that_were_begun(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(compare_train, "_start", start)
     # Not in the module `time` itself: whoever else sleeps in this process would end it.
-    sleeping = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: signal.raise_signal(signal.SIGTERM))
+    sleeping = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: signal.raise_signal(number))
     monkeypatch.setattr(compare_train, "time", sleeping)
     with pytest.raises(KeyboardInterrupt):
         train_missing([one], [()])
@@ -149,3 +150,17 @@ def test_a_comparison_goes_on_without_who_read_its_lines(tmp_path, monkeypatch):
         train_missing(runs, [()])
         print("wrote comparison.md", flush=True)  # goes nowhere
     assert started == runs
+
+
+def test_a_comparison_under_nohup_goes_on_when_its_terminal_is_closed(tmp_path, monkeypatch):
+    """As `mrl train` does."""
+    (one,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
+    monkeypatch.setattr(compare_train, "_start", lambda _run, _lane: subprocess.Popen(["true"]))
+    sleeping = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: signal.raise_signal(signal.SIGHUP))
+    monkeypatch.setattr(compare_train, "time", sleeping)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        train_missing([one], [()])
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -112,6 +112,7 @@ def test_the_page_holds_every_answer_and_runs_one_script_alone(run, tmp_path, ca
         (["--step", "3"], "no answers of this step were kept; got 3; wanted one of 3 steps from 1 to 4, nearest: 1, 2"),
         (["--limit", "0"], "invalid number of answers; got 0; wanted at least 1"),
         (["--page", "none/there.html"], "no such folder; got 'none'"),
+        (["--page", "."], "a folder stands where the page would be; got '.'"),
         (["--failed", "--rescued"], "not allowed with argument"),
     ],
 )  # fmt: skip
