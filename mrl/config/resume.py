@@ -14,7 +14,7 @@ from mrl.errors import RunFolderError
 
 def check_same_meaning(before: RunConfig, after: RunConfig, *, where: str) -> None:
     """Raises RunFolderError naming the first key whose value would change what the run's checkpoints mean."""
-    found = _first_difference(_meaning(before), _meaning(after), ())
+    found = first_difference(_meaning(before), _meaning(after), ())
     if found is None:
         return
     path, has, given = found
@@ -88,7 +88,7 @@ def _identity(policy: Mapping[str, Any]) -> dict[str, Any]:
     return {"make": policy["make"], "frozen": policy["frozen"], "model": model} | asked
 
 
-def _first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any] | None:
+def first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[tuple[str, ...], Any, Any] | None:
     """Return the first difference as (key, value of the run, value given), or None.
 
     The order of tasks counts: it decides which prompts stand where.
@@ -99,7 +99,7 @@ def _first_difference(before: Any, after: Any, path: tuple[str, ...]) -> tuple[t
         names = path in (("tasks",), ("policies",))
         return (path, ", ".join(before), ", ".join(after)) if names else (path, before, after)
     for key in before:
-        found = _first_difference(before[key], after.get(key), (*path, key))
+        found = first_difference(before[key], after.get(key), (*path, key))
         if found is not None:
             return found
     return None

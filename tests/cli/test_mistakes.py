@@ -517,6 +517,7 @@ EVALUATIONS = [
     Mistake("a negative temperature", "eval runs/small --temperature=-1", r"--temperature: invalid value; got -1\.0; wanted 0 to 2", run_exists),
     Mistake("top-p of nothing", "eval runs/small --top-p 0", r"--top-p: invalid value; got 0\.0; wanted above 0, and at most 1", run_exists),
     Mistake("no tasks for a model", "eval models/qwen", r"no tasks to evaluate on; got 'models/qwen'; .*--config quickstart"),
+    Mistake("no run to evaluate", "eval runs/nope", r"no tasks to evaluate on, and no folder runs/nope here; got 'runs/nope'"),
     Mistake("a folder that is no model", "eval models --config small.toml", r"mrl eval models = 'models': config\.json is missing"),
     Mistake("a misspelt run", "eval runs/smal --config small.toml", r"no such run, model folder, or model on the hub; got 'runs/smal'.*did you mean runs/small\?",
             run_exists),

@@ -147,8 +147,9 @@ def base_config(words: Sequence[str], given: RunConfig | None) -> RunConfig:
     for one in words:
         if (run := run_of(one)) is not None:
             return located(read_run_config(run[0]))
+    missing = [one for one in words if not Path(one).exists()]
     raise RunFolderError(
-        "no tasks to evaluate on",
+        "no tasks to evaluate on" + (f", and no folder {missing[0]} here" if missing else ""),
         where=WHERE,
         got=" ".join(words),
         wanted="a run, whose tasks are used, or a configuration with tasks",

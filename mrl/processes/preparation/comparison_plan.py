@@ -12,6 +12,7 @@ import tomli_w
 from mrl.config.load import load_config
 from mrl.config.overrides import WHERE, leaves, parse_overrides
 from mrl.config.policy_tables import PolicyTable
+from mrl.config.resume import first_difference
 from mrl.config.run_folder import RunFolder, is_run, read_run_config
 from mrl.config.schema import NO_EVALUATION, RunConfig
 from mrl.errors import ConfigError, RunFolderError
@@ -72,8 +73,8 @@ class PlannedRun:
             earlier = read_run_config(self.folder, is_own=False)
         except RunFolderError:
             return State()
-        if not _is_same(earlier, self.config):
-            return State(is_foreign=True)
+        if (difference := _difference(earlier, self.config)) is not None:
+            return State(difference=difference)
         last = [self.folder / "evaluation" / f"{name}-{self.config.run.steps}.json" for name in self.config.learning]
         checkpoints = [self.folder / "checkpoints" / name for name in self.config.learning]
         return State(
@@ -90,8 +91,8 @@ class State:
     """Whether this very configuration ran to its end."""
     can_resume: bool = False
     """Whether the run was begun and every learning policy has a checkpoint."""
-    is_foreign: bool = False
-    """Whether the folder holds a run of another configuration."""
+    difference: tuple[str, Any, Any] | None = None
+    """First key that differs where the folder holds a run of another configuration, its value there and here."""
 
 
 def plan_runs(arguments: argparse.Namespace, chosen: Mapping[str, tuple[str, ...]] | None = None) -> list[PlannedRun]:
@@ -189,13 +190,16 @@ def check_untuned(runs: Sequence[PlannedRun]) -> None:
 
 def check_earlier(runs: Sequence[PlannedRun]) -> None:
     """Raises ConfigError when a run would replace a run of another configuration, which may have cost hours."""
-    foreign = [str(one.folder) for one in runs if one.state().is_foreign]
-    if foreign:
-        raise ConfigError(
-            "the folder holds a run of another configuration",
-            where=foreign[0],
-            cure="use another --folder, or delete this one",
-        )
+    for one in runs:
+        if (difference := one.state().difference) is not None:
+            key, has, wanted = difference
+            raise ConfigError(
+                f"the folder holds a run of another configuration, which has another {key}",
+                where=str(one.folder),
+                got=has,
+                wanted=str(wanted),
+                cure="use another --folder, or delete this one",
+            )
 
 
 def _earlier(named: Sequence[Path], whole: Path) -> RunConfig | None:
@@ -273,13 +277,20 @@ def seeds_in(text: str, *, where: str) -> list[int]:
     return list(dict.fromkeys(numbers)) if "," in text else list(range(1, numbers[0] + 1))
 
 
-def _is_same(earlier: RunConfig, wanted: RunConfig) -> bool:
-    """Whether two configurations agree, apart from the models and keys that are only filled in when a run starts."""
+def _difference(earlier: RunConfig, wanted: RunConfig) -> tuple[str, Any, Any] | None:
+    """Return the first key that differs and its two values, None where two configurations agree.
+
+    Models and keys that are only filled in when a run starts count for nothing.
+    """
     policies = {
         name: _before_its_start(table, wanted.policies[name]) if name in wanted.policies else table
         for name, table in earlier.policies.items()
     }
-    return earlier.model_copy(update={"policies": policies}) == wanted
+    begun = earlier.model_copy(update={"policies": policies})
+    if begun == wanted:
+        return None
+    path, has, given = first_difference(begun.model_dump(), wanted.model_dump(), ()) or ((), "", "")
+    return ".".join(path) or "order of keys", has, given
 
 
 def _before_its_start(earlier: PolicyTable, wanted: PolicyTable) -> PolicyTable:

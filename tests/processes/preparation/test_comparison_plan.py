@@ -221,20 +221,27 @@ def test_keys_that_a_run_fitted_to_its_host_do_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "tables"),
+    ("words", "tables", "told"),
     [
-        (["--policies.a.learner.microbatch_tokens", "2048"], {"learner": {"microbatch_tokens": 1024}}),
-        (["--policies.a.rollout.answers_at_once", "16"], {"rollout": {"answers_at_once": 8}}),
-        ([], {"learner": {"lr": 1e-5}}),
-        ([], {"rollout": {"group_size": 4}}),
+        (
+            ["--policies.a.learner.microbatch_tokens", "2048"],
+            {"learner": {"microbatch_tokens": 1024}},
+            "another policies.a.learner.microbatch_tokens; got 1024; wanted 2048",
+        ),
+        (
+            ["--policies.a.rollout.answers_at_once", "16"],
+            {"rollout": {"answers_at_once": 8}},
+            "another policies.a.rollout.answers_at_once; got 8; wanted 16",
+        ),
+        ([], {"learner": {"lr": 1e-5}}, "another policies.a.learner.lr; got 1e-05"),
+        ([], {"rollout": {"group_size": 4}}, "another policies.a.rollout.group_size; got 4;"),
     ],
 )
-def test_keys_that_were_given_and_others_do(tmp_path, words, tables):
+def test_keys_that_were_given_and_others_do(tmp_path, words, tables, told):
     """A run with another value is another run."""
     (run,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7", *words))
     finish_with(run, tables)
-    assert run.state().is_foreign
-    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+    with pytest.raises(ConfigError, match=f"holds a run of another configuration, which has {told}"):
         check_earlier([run])
 
 
