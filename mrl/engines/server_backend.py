@@ -64,6 +64,8 @@ class Launch:
     """Key that callers have to show, where the server listens at a port."""
     tells_experts: bool = False
     """Whether the server has to be able to say which experts tokens went to."""
+    scores: bool = False
+    """Whether peers ask the server for log-probabilities of whole texts."""
 
 
 @dataclass(frozen=True, slots=True)

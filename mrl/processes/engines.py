@@ -24,6 +24,7 @@ from mrl.errors import ConfigError
 from mrl.models.skeleton import adapted_layers, config_of_folder, most_positions
 from mrl.processes.planning.unit_workers import UNIT
 from mrl.rollout.time_shared_engine import Movable
+from mrl.sharing.regimes import scorers
 from mrl.tasks.pool import TaskPool
 from mrl.tasks.source import Turn
 
@@ -175,4 +176,5 @@ def _launch(config: RunConfig, policy: str) -> Launch:
         adapters=_adapters(table),
         may_sleep=table.turns or may_sleep(config, policy),
         tells_experts=table.replays_routers,
+        scores=policy in scorers(config.sharing, config.policies),
     )

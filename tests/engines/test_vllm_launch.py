@@ -51,6 +51,16 @@ def test_on_a_cpu_prompts_are_read_whole(tmp_path, longest, at_once):
     assert "--no-enable-chunked-prefill" not in vllm_launch.command(launch(tmp_path, device="cuda"))
 
 
+@pytest.mark.parametrize(("running", "at_once"), [(64, "1024"), (2048, "2048")])
+def test_a_gpu_reads_fewer_tokens_at_once_where_texts_are_scored(tmp_path, running, at_once):
+    """The logits of all of them take memory that vLLM does not plan; it wants at least as many as answers."""
+    asked = dataclasses.replace(launch(tmp_path, device="cuda"), max_running=running)
+
+    assert "--max-num-batched-tokens" not in vllm_launch.command(asked)
+    words = vllm_launch.command(dataclasses.replace(asked, scores=True))
+    assert value_of(words, "--max-num-batched-tokens") == at_once
+
+
 @pytest.mark.parametrize("shape", [{"head_dim": 16}, {"head_dim": None, "num_attention_heads": 4}])
 def test_a_head_size_that_vllm_lacks_on_a_cpu_is_refused_before_the_start(tmp_path, shape):
     """vLLM starts with it, and ends at the first request."""

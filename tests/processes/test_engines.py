@@ -63,6 +63,15 @@ def test_a_server_is_started_so_that_it_can_sleep_where_it_may_and_nowhere_else(
     assert not launched(residency="sleep").may_sleep, "without units nobody asks it to"
 
 
+@pytest.mark.parametrize(("regime", "scores"), [("independent", False), ("rlad", True)])
+def test_a_server_is_told_whether_peers_ask_it_for_scores(monkeypatch, regime, scores):
+    """It needs memory for them."""
+    monkeypatch.setattr(engines, "engine_python", lambda *_, **__: Path("python"))
+    config = config_of("vllm").model_copy(update={"sharing": {"regime": regime}})
+
+    assert engines._launch(config, "a").scores == scores
+
+
 def test_a_server_has_the_threads_that_the_plan_gave_its_worker(launched, monkeypatch):
     """On a unit one for each core, whatever the table says."""
     assert launched().threads == 2
