@@ -103,8 +103,24 @@ def test_a_run_sees_the_gpus_of_its_lane(tmp_path, monkeypatch):
     assert [path.read_text() for path in seen] == ["4,5", "6,7", "6,7"]
 
 
+@pytest.fixture(params=[signal.SIG_DFL, signal.SIG_IGN])
+def hangup(request):
+    """What a shell told this process to do on SIGHUP, whatever the tests were started with."""
+    earlier = signal.signal(signal.SIGHUP, request.param)
+    yield request.param
+    signal.signal(signal.SIGHUP, earlier)
+
+
+def test_under_nohup_a_closed_terminal_ends_nothing(hangup):
+    """`nohup` has SIGHUP ignored; otherwise it counts as Ctrl-C while runs are under way, and as before behind them."""
+    with compare_train._terminated_as_interrupted():
+        assert (signal.getsignal(signal.SIGHUP) == hangup) == (hangup == signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGHUP) == hangup
+
+
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL], indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_runs_that_were_begun(number, tmp_path, monkeypatch, capsys):
+def test_a_signal_ends_the_runs_that_were_begun(number, hangup, tmp_path, monkeypatch, capsys):
     """As Ctrl-C does; a line says that nothing is lost. A terminal that is closed sends SIGHUP."""
     (one,) = plan_runs(arguments(tmp_path, "--regimes", "sgt", "--seeds", "7,7"))
     started = []
