@@ -211,11 +211,15 @@ def conclude(folder: RunFolder, ended: "Supervisor", board: "RunDisplay", consol
         sys.stderr.write(f"mrl: error: {fault}\n")
     if ended.reason:
         prefix = "mrl: error" if code in (1, 2) else "mrl"
-        onward = "; the same command with --resume continues the run" * (
-            code > SIGNALLED and folder.config_json.exists()
-        )
+        onward = _onward(folder) if code > SIGNALLED and folder.config_json.exists() else ""
         sys.stderr.write(f"{prefix}: {ended.reason}; logs in {ended.attempt}{onward}\n")
     return code or (2 if fault else 0)
+
+
+def _onward(folder: RunFolder) -> str:
+    if any(folder.path.glob("checkpoints/*/step_*")):
+        return "; the same command with --resume continues the run"
+    return "; no checkpoint was saved, so the same command with --resume begins at the first step"
 
 
 def _report(folder: RunFolder, *, after_signal: bool) -> str:

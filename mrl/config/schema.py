@@ -211,9 +211,9 @@ class SupervisionTable(Table):
     """Seconds that a role has to send its first heartbeat; then it counts as silent. Left out: 10 s more for each GB of
     the largest model's weights."""
     stop_s: float = Field(default=5.0, gt=0, le=3600)
-    """Seconds between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint; a learner that has
-    saved ends at once. Left out: 10 s more for each GB of the largest model's weights. The grace period of a batch
-    system must be at least this long."""
+    """Seconds between SIGTERM and SIGKILL when the run ends, in which learners save a checkpoint, but for those of a
+    run with `run.sync`; a learner that has saved ends at once. Left out: 10 s more for each GB of the largest model's
+    weights. The grace period of a batch system must be at least this long."""
     host_metrics_s: float = Field(default=15.0, ge=0)
     """Seconds between two measurements of each host's CPU, memory, disk and GPUs (`host/...`, `gpu/...`); 0 measures
     nothing. GPUs are measured with the extra `nvml`."""

@@ -78,6 +78,7 @@ def test_a_large_run_gets_no_report_after_a_signal(folder: RunFolder, capsys: py
     """Ctrl-C gives the prompt back in seconds; the line says how to get the report."""
     with folder.metrics_jsonl.open("wb") as file:
         file.truncate(10**9)
+    (folder.checkpoints("a") / "step_25").mkdir(parents=True)
     code, _ = told(folder, 130, "ended by SIGINT")
     out, err = capsys.readouterr()
     assert code == 130
@@ -85,6 +86,15 @@ def test_a_large_run_gets_no_report_after_a_signal(folder: RunFolder, capsys: py
     logs = folder.logs / "attempt_1"
     assert err == f"mrl: ended by SIGINT; logs in {logs}; the same command with --resume continues the run\n"
     assert not folder.report_html.exists()
+
+
+def test_a_run_without_a_checkpoint_says_that_it_begins_again(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Synchronous runs save none when they are stopped."""
+    told(folder, 130, "ended by SIGINT")
+    cure = "no checkpoint was saved, so the same command with --resume begins at the first step\n"
+    assert capsys.readouterr().err.endswith(f"; {cure}")
 
 
 def test_extent_counts_bytes_and_files(folder: RunFolder) -> None:
