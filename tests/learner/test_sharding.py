@@ -1,5 +1,6 @@
 """Ranks that share a model out: what they have to agree about before the first one gives the others their shards."""
 
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def _rank(rank: int, store: str, out: str) -> None:
         place(model, LearnerTable(processes=2, sharding="shard"), world)
     except ModelFolderError as error:
         Path(f"{out}.{rank}").write_text(str(error))
+        until_s = time.monotonic() + 60
+        while not Path(f"{out}.{1 - rank}").exists() and time.monotonic() < until_s:  # it may still read from this rank
+            time.sleep(0.01)
     world.close()
 
 
